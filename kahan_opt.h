@@ -130,8 +130,8 @@
       (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
       made it. kopt_state_seal() and kopt_state_open() do the same in place for the state block of one tensor.
-   9. Every struct has the same layout, whatever macros a file defines. What a build leaves out does not link, or is
-      refused.
+   9. Every struct has the same layout, whatever macros a file defines and however it packs structs. (-fshort-enums is
+      for all files or none.) What a build leaves out does not link, or is refused.
 
    BYTES PER PARAMETER (weight + gradient + state; AdamW)
                                weight   grad   residual   moments   total
@@ -290,6 +290,22 @@
 #define KOPT_NODISCARD_ [[nodiscard]]
 #else
 #define KOPT_NODISCARD_
+#endif
+
+/* Structs have the layout of the ABI in each file, whatever -fpack-struct=N, -malign-double or a #pragma pack before
+   the include say. Only gcc's -fpack-struct without a number is stronger, and refused. AVR has no padding. */
+#if defined(__AVR__)
+#elif defined(__i386__) && !defined(_WIN32)
+#pragma pack(push, 4)
+#else
+#pragma pack(push, 8)
+#endif
+#ifdef KOPT_GNU_
+struct kopt_padded_ {
+    char c;
+    uint32_t x;
+};
+typedef char kopt_refuses_fpack_struct_[offsetof(struct kopt_padded_, x) == __alignof__(uint32_t) ? 1 : -1];
 #endif
 
 /* ---- FORMATS AND RESULTS ---------------------------------------------------------------------------------------- */
@@ -462,12 +478,12 @@ KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
     const uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu;
     const uint32_t integer = kopt_bits_(KOPT_CAST_(float, KOPT_CAST_(int32_t, mag))); /* exact                       */
-    const int32_t small = KOPT_CAST_(int32_t, integer) - 0x0C000000;                  /* subnormal: mag * 2^-24; or 0 */
+    const int32_t tiny = KOPT_CAST_(int32_t, integer) - 0x0C000000;                   /* subnormal: mag * 2^-24; or 0 */
     const uint32_t large = mag > 0x7C00u    ? 0x7FC00000u | (mag << 13)               /* quiet NaN                   */
                            : mag == 0x7C00u ? 0x7F800000u                             /* infinity                    */
                            : mag >= 0x0400u ? (mag << 13) + 0x38000000u               /* normal: add 112 to exponent */
                                             : 0;
-    return kopt_as_f32_(sign | (small > KOPT_CAST_(int32_t, large) ? KOPT_CAST_(uint32_t, small) : large));
+    return kopt_as_f32_(sign | (tiny > KOPT_CAST_(int32_t, large) ? KOPT_CAST_(uint32_t, tiny) : large));
 }
 
 /* Rounds to nearest, ties to even. Overflow, from 65520 on, gives infinity. */
@@ -477,8 +493,8 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
     const uint32_t shift = normal ? 13 : exponent > 101 ? 126 - exponent : 25; /* below 2^-25: to 0 */
     /* a subnormal is a multiple of 2^-24 */
     const uint32_t digits = normal ? mag - 0x38000000u : (mag & 0x007FFFFFu) | 0x00800000u;
-    const uint32_t half = kopt_shift_to_even_(digits, shift), finite = half < 0x7C00u ? half : 0x7C00u;
-    return KOPT_CAST_(kopt_fp16, sign | (kopt_is_nan_(mag) ? 0x7E00u | ((mag >> 13) & 0x03FFu) : finite));
+    const uint32_t half = kopt_shift_to_even_(digits, shift), rounded = half < 0x7C00u ? half : 0x7C00u;
+    return KOPT_CAST_(kopt_fp16, sign | (kopt_is_nan_(mag) ? 0x7E00u | ((mag >> 13) & 0x03FFu) : rounded));
 }
 
 /* Extended bits (docs/numerics.md section 1): a 32-bit word whose upper half is x truncated to bf16 or fp16, and whose
@@ -592,9 +608,9 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
 }
 
 /* *w += delta. The compensation *c, 0 before the first update, keeps what does not fit into *w, so that updates down to
-   2^-31 of the weight count in full. In the default floating-point environment the result is, bit for bit, that of a step's
-   KAHAN store with the same 16 random bits; this function does not set the environment. random16 = 0x8000 rounds *c to
-   nearest, ties away from zero. */
+   2^-31 of the weight count in full. In the default floating-point environment the result is, bit for bit, that of a
+   step's KAHAN store with the same 16 random bits; this function does not set the environment. random16 = 0x8000 rounds
+   *c to nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y, sum;
     uint32_t rounded, compensation;
@@ -1459,6 +1475,10 @@ KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, dou
 
 #endif
 
+#ifndef __AVR__
+#pragma pack(pop)
+#endif
+
 /* clang-format on */
 
 #endif /* KAHAN_OPT_H */
@@ -1988,14 +2008,20 @@ KOPT_INLINE_ float kopt_mul_(float a, float b) {
     return product;
 }
 
-/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead (clang -Ofast
-   on PowerPC does). */
+/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead: -mrecip,
+   -mlow-precision-div, clang -Ofast on PowerPC. */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
     float r;
 #ifdef __CUDA_ARCH__
     KOPT_PTX_("div.rn.f32", "f", r, a, b);
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__)) && defined(__AVX__)
+    __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+    __asm__("divss {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b));
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
+    __asm__("fdiv %s0, %s1, %s2" : "=w"(r) : "w"(a), "w"(b));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
 #else
@@ -2320,9 +2346,25 @@ KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return kopt_bits64_(x); }
     KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
 #endif
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
-KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
 KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
 KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
+#if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
+    !(defined(__x86_64__) || defined(__SSE2_MATH__) || defined(__aarch64__) || defined(__powerpc__))
+KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
+#else /* in assembly, as in kopt_div_() */
+KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) {
+#if defined(__powerpc__)
+    __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b));
+#elif defined(__aarch64__)
+    __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b));
+#elif defined(__AVX__)
+    __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
+#else
+    __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
+#endif
+    return a;
+}
+#endif
 
 KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_mul64_(x, 0.5); }
 
@@ -2340,6 +2382,17 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 }
 
 #endif
+
+/* A double, and its bits in two halves. For constants that are not exact in binary32: gcc's -fsingle-precision-constant
+   would round the literal, and with -frounding-math a quotient of exact literals would be rounded as the caller wants
+   it. tests/signs.py compares the two. */
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+#define KOPT_DOUBLE_(literal, high, low) literal
+#else
+#define KOPT_DOUBLE_(literal, high, low) kopt_to_double_(kopt_bits_to_f64_((KOPT_CAST_(uint64_t, high) << 32) + low))
+#endif
+#define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
+#define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
@@ -2775,7 +2828,7 @@ typedef struct kopt_kind_ {
 /* Copies a kind; what this build decides (KAHAN_OPT_ONLY) is a constant in the copy, but for the format of the moments,
    which kopt_kind_of_ or a line of DIRECTIONS_ knows better. Field by field: a copy of the whole struct would stay in
    memory, where a wide load has to wait for the narrow stores before it (no store forwarding). */
-static KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
     kopt_kind_ kind;
     kind.rule = KOPT_ENABLED_VALUE_(kopt_rule, KOPT_STEPPED_RULES_, p->rule);
     kind.weight = KOPT_FORMAT_(p->weight);
@@ -2791,7 +2844,7 @@ static KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
 }
 
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
-static KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* they differ in scalars only */
@@ -3086,8 +3139,8 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 
    Memory: LANES_ consecutive elements
    load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
-   store32_ store16_ store8_(p, a)
-                                the lower 32, 16 or 8 bits of a
+   store32_ store16_(p, a)      the lower 32 or 16 bits of a
+   store8_(p, a)                the lower 8 bits of a (ONE_LANE_ only)
    nt_store32_ nt_store16_(p, a)
                                 non-temporal stores to p, aligned to the size of the store; nt_store16_: a < 2^16
                                 (NT_STORES_; without it they are store32_ and store16_)
@@ -3451,11 +3504,6 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store64)(p, _mm_packus_epi16(a, a));
 }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    a = and_(a, isplat_(0xFF));
-    a = _mm_packs_epi32(a, a);
-    kopt_store32_(p, KOPT_CAST_(uint32_t, _mm_cvtsi128_si32(_mm_packus_epi16(a, a))));
-}
 FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 #else /* AVX2 and AVX-512: what SSE2 does without */
 #define SPECIALIZED_ 1
@@ -3469,8 +3517,8 @@ FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 #endif
 
 #if KOPT_PASS_ == KOPT_PASS_AVX2_
-/* Packing narrows each 128-bit part by itself, unpacking takes the low half of each. 0xD8 puts the 64-bit quarters 0 2 1 3
-   into the order 0 1 2 3 or back, 0x08 joins quarters 0 and 2. packus saturates: words must be below 2^16. */
+/* Packing narrows each 128-bit part by itself, unpacking takes the low half of each. 0xD8 puts the 64-bit quarters
+   0 2 1 3 into the order 0 1 2 3 or back, 0x08 joins quarters 0 and 2. packus saturates: words must be below 2^16. */
 #define QUARTERS_(a, order) _mm256_permute4x64_epi64(a, order)
 FN_ __m128i K_(load128)(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
 FN_ __m128i K_(low128)(vu32_ a) { return _mm256_castsi256_si128(a); }
@@ -3484,10 +3532,6 @@ FN_ vu32_ load8_(const kopt_byte_ *p) {
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm256_cvtepu8_epi16(K_(load128)(p)); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), K_(narrow16)(and_(a, isplat_(0xFFFF))));
-}
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    const __m128i x = K_(narrow16)(and_(a, isplat_(0xFF)));
-    _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), _mm_packus_epi16(x, x));
 }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
@@ -3550,7 +3594,6 @@ FN_ vu32_ load8_(const kopt_byte_ *p) {
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm512_cvtepu8_epi16(K_(load256)(p)); }
 FN_ void K_(store256)(kopt_byte_ *p, __m256i a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi32_epi16(a)); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), _mm512_cvtepi32_epi8(a)); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi16_epi8(a)); }
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
     _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
@@ -3688,11 +3731,6 @@ FN_ vu32_ load8_(const kopt_byte_ *p) {
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, vreinterpretq_u8_u32(a)); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(a))); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    uint16x4_t half = vmovn_u32(a);
-    uint8x8_t quarter = vmovn_u16(vcombine_u16(half, half));
-    kopt_store32_(p, vget_lane_u32(vreinterpret_u32_u8(quarter), 0));
-}
 FN_ vf32_ widen_fp16_(vu32_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
 FN_ vu32_ narrow_fp16_(vf32_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 FN_ vu32_ block_of_lane_(void) {
@@ -3872,10 +3910,6 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     const K_(u16) r = __builtin_shufflevector(AS_(u16, a), AS_(u16, a), 0, 2, 4, 6, 0, 2, 4, 6);
     *KOPT_POINTER_(K_(unaligned64) *, p) = AS_(u64, r)[0];
 }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) {
-    const K_(i8) x = AS_(i8, a), r = __builtin_shufflevector(x, x, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    kopt_store32_(p, WORDS_(r)[0]);
-}
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     const K_(i8) x = AS_(i8, a);
     const K_(i8) r = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
@@ -4038,7 +4072,7 @@ FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
     return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
 }
 
-/* Stores the low `size` bytes of the first n lanes, and writes nothing past them. */
+/* Stores the low `size` bytes of the first n lanes, and writes nothing past them. Vectors: size is 4 or 2. */
 FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
@@ -4050,9 +4084,10 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
         store32_(to, a);
     else if (size == 2)
         store16_(to, a);
+#ifdef ONE_LANE_
     else
         store8_(to, a);
-#ifndef ONE_LANE_
+#else
     if (n < LANES_) kopt_copy_noinline_(p, part, n * size);
 #endif
 }
@@ -7233,7 +7268,8 @@ typedef struct kopt_environment_ {
 #else
 #define KOPT_USES_MXCSR_() 0
 #endif
-#if defined(__i386__) || !defined(__SSE2_MATH__)
+/* __FLT_EVAL_METHOD__ is not 0 with -mfpmath=both, which adds x87's registers to those of SSE. */
+#if defined(__i386__) || !defined(__SSE2_MATH__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0)
 #define KOPT_USES_X87_() 1
 #else
 #define KOPT_USES_X87_() 0
@@ -7774,9 +7810,9 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     opt.amsgrad = 0;
     opt.stable = 0;
     opt.moments_only = 0;
-    opt.beta1 = 0.9;
-    opt.beta2 = 0.999;
-    opt.eps = 1e-8;
+    opt.beta1 = KOPT_DOUBLE_(0.9, 0x3FECCCCCu, 0xCCCCCCCDu);
+    opt.beta2 = KOPT_DOUBLE_(0.999, 0x3FEFF7CEu, 0xD916872Bu);
+    opt.eps = KOPT_DOUBLE_(1e-8, 0x3E45798Eu, 0xE2308C3Au);
     opt.momentum = 0;
     opt.grad_scale = 1;
     opt.clip = 1;
@@ -7785,7 +7821,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     opt.made_ = KOPT_MADE_;
     /* a build without checks skips the fields that it never reads */
     if (checks || KOPT_HAS_(KOPT_WITH_FULLY_DECOUPLED)) opt.max_lr = lr;
-    if (checks || KOPT_HAS_(KOPT_WITH_ADAN)) opt.beta3 = 0.99;
+    if (checks || KOPT_HAS_(KOPT_WITH_ADAN)) opt.beta3 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     if (checks || KOPT_HAS_(KOPT_WITH_MOMENTUM)) {
         opt.dampening = 0;
         opt.nesterov = 0;
@@ -7795,7 +7831,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
         opt.lookahead_rate = 0.5;
     }
     if (checks || KOPT_VMATH_HERE_) {
-        opt.atan2_a = 1.27;
+        opt.atan2_a = KOPT_DOUBLE_(1.27, 0x3FF451EBu, 0x851EB852u);
         opt.atan2_b = 1;
         opt.atan2_outside = 0;
         opt.sharpness = 0;
@@ -7823,15 +7859,18 @@ KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_L2, 0); }
 
-KOPT_API_ kopt_optimizer kopt_adamw(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01); }
+KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
+    return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu));
+}
 #endif
 
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_EXTRAS)
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0.01);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0);
+    opt.weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
     opt.stable = 1;
-    opt.beta2 = 0.99;
-    opt.eps = 1e-6;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
+    opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
 #endif
@@ -7839,17 +7878,18 @@ KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_LION)
 KOPT_API_ kopt_optimizer kopt_lion(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_LION, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = 0.99;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     return opt;
 }
 #endif
 
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAN)
 KOPT_API_ kopt_optimizer kopt_adan(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0.02);
-    opt.beta1 = 0.98;
-    opt.beta2 = 0.92;
-    opt.eps = 1e-6;
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0);
+    opt.weight_decay = KOPT_DOUBLE_(0.02, 0x3F947AE1u, 0x47AE147Bu);
+    opt.beta1 = KOPT_DOUBLE_(0.98, 0x3FEF5C28u, 0xF5C28F5Cu);
+    opt.beta2 = KOPT_DOUBLE_(0.92, 0x3FED70A3u, 0xD70A3D71u);
+    opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
 #endif
@@ -7861,8 +7901,8 @@ KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOP
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_RANGER)
 KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_RANGER, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = 0.99;
-    opt.eps = 1e-6;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
+    opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
 #endif
@@ -7871,7 +7911,7 @@ KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
 #if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = 0.99;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     return opt;
 }
 #endif
@@ -7907,7 +7947,7 @@ KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
     static const struct {
         const char *words;
         size_t at, size;
-    } row[] = {
+    } kopt_rows_[] = {
         ROW_(rule, rule, "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH"),
         ROW_(weight_format, weight_format, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16"),
         ROW_(rounding, rounding, "rounding: it does not exist, or is not in this build"),
@@ -7937,10 +7977,11 @@ KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
     if (opt == KOPT_NULL_) return "the optimizer is NULL";
     if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
     o = kopt_make_optimizer_(opt->rule, 0.5, KOPT_L2, 0);
-    for (i = 0; i < sizeof row / sizeof *row; i++) {
-        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &o) + row[i].at,
-                            KOPT_CONST_POINTER_(const kopt_byte_ *, opt) + row[i].at, row[i].size);
-        if (kopt_check_options_(&o) != KOPT_OK) return row[i].words;
+    for (i = 0; i < sizeof kopt_rows_ / sizeof *kopt_rows_; i++) {
+        const size_t at = kopt_rows_[i].at;
+        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &o) + at, KOPT_CONST_POINTER_(const kopt_byte_ *, opt) + at,
+                            kopt_rows_[i].size);
+        if (kopt_check_options_(&o) != KOPT_OK) return kopt_rows_[i].words;
     }
     return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
 }
@@ -8039,7 +8080,7 @@ KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_check_options_)
 /* Refuses an optimizer that no constructor made, one that uses what this build leaves out, and one with a field that is
    out of range or does not apply to the rule. A build with guards but without checks refuses only the first two. */
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
-    const double largest = 3e38; /* finite as a float, too */
+    const double largest = KOPT_3E38_;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && opt == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
@@ -8665,6 +8706,8 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 static float kopt_dynamic_value_(uint32_t code, int square) {
     const uint32_t zero = square ? 0 : 127;
     uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
+    const kopt_f64_ first = kopt_to_f64_(KOPT_DOUBLE_(0.1, 0x3FB99999u, 0x9999999Au));
+    const kopt_f64_ width = kopt_to_f64_(KOPT_DOUBLE_(0.9, 0x3FECCCCCu, 0xCCCCCCCDu));
     kopt_f64_ shrink = kopt_to_f64_(1e6), x = kopt_to_f64_(1);
     float value;
     int d;
@@ -8676,7 +8719,7 @@ static float kopt_dynamic_value_(uint32_t code, int square) {
     }
     if (d < 7) {
         x = kopt_div64_(kopt_u32_to_f64_(2 * part + 1), kopt_u32_to_f64_(2 * parts));
-        x = kopt_div64_(kopt_add64_(kopt_to_f64_(0.1), kopt_mul64_(kopt_to_f64_(0.9), x)), shrink);
+        x = kopt_div64_(kopt_add64_(first, kopt_mul64_(width, x)), shrink);
     }
     value = kopt_to_float_(x);
     return code < zero ? kopt_as_f32_(kopt_as_u32_(value) | 0x80000000u) : value;
@@ -8900,7 +8943,7 @@ static void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h
     made.dampening = rule == KOPT_SGD ? kopt_load_number_(h + 60) : 0;
     if (rule != KOPT_SGD) made.beta1 = kopt_load_number_(h + 56);
     if (rule != KOPT_SGD) made.beta2 = kopt_load_number_(h + 60);
-    if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = 1e-6;
+    if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = KOPT_1E_MINUS_6_;
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, opt), KOPT_CONST_POINTER_(const kopt_byte_ *, &made), sizeof made);
 }
 
@@ -10045,7 +10088,7 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
     if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(limit, kopt_add64_(value, kopt_to_f64_(1e-6)));
+    value = kopt_div64_(limit, kopt_add64_(value, kopt_to_f64_(KOPT_1E_MINUS_6_)));
     kopt_leave_(&environment);
     return kopt_to_double_(kopt_less64_(value, one) ? value : one);
 }
@@ -10138,11 +10181,13 @@ KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
 static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->scale),
                    minimum = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->minimum);
+    const double most = KOPT_DOUBLE_(1e30, 0x46293E59u, 0x39A08CEAu);
+    const double least = KOPT_DOUBLE_(1e-30, 0x39B4484Bu, 0xFEEBC2A0u);
     if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (scale < 0x00800000u || scale >= 0x7F800000u) return KOPT_ERROR_RANGE;
     if (minimum >= 0x7F800000u && minimum != 0x80000000u) return KOPT_ERROR_RANGE; /* -0 is 0 */
-    if (!kopt_within_(s->growth, 1, 1e30) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(s->backoff, 1e-30, 1) || !kopt_less_(s->backoff, 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->growth, 1, most) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(s->backoff, least, 1) || !kopt_less_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
@@ -10315,7 +10360,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
     a->step++;
@@ -10603,7 +10648,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     in_bytes = kopt_code_bytes_(code, n);
     if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
@@ -10632,7 +10677,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     size_t k;
     if (result != KOPT_OK) return result;
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
-    if (count == 0 || !kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (count == 0 || !kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (!kopt_n_valid_(count)) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
     if (shards == KOPT_NULL_) return KOPT_ERROR_NULL;
@@ -11185,7 +11230,7 @@ static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format form
     if (!kopt_n_valid_(n) || key->first_index >> 54 != 0 || key->first_index + n > KOPT_CAST_(uint64_t, 1) << 54)
         return KOPT_ERROR_BOUNDS;
     if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && key->first_index != 0) return KOPT_ERROR_OPTION;
-    if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_within_(width, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
     kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
@@ -11222,7 +11267,7 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
     kopt_environment_ environment;
     kopt_f64_ a, b;
     double middle, width;
-    if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(low, KOPT_3E38_) || !kopt_within_(high, low, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     a = kopt_mul64_(kopt_to_f64_(low), kopt_to_f64_(0.5));
     b = kopt_mul64_(kopt_to_f64_(high), kopt_to_f64_(0.5));

@@ -1369,7 +1369,7 @@ typedef struct kopt_cuda_shared_ {
 /* As kopt_clip_coefficient(), for a known norm: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
 KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, double grad_scale) {
     const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
-    const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), 1e-6));
+    const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), KOPT_1E_MINUS_6_));
     return kopt_less64_(clip, 1) ? clip : 1;
 }
 
@@ -1455,7 +1455,7 @@ KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimi
     int valid = 1;
     if (options->lr != KOPT_NULL_) {
         opt->lr = kopt_cuda_read_(options->lr);
-        valid = kopt_within_(opt->lr, 0, 3e38);
+        valid = kopt_within_(opt->lr, 0, KOPT_3E38_);
     }
     if (options->loss_scale != KOPT_NULL_)
         opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_read_(options->loss_scale));
@@ -2989,7 +2989,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan
                                                       void *stream) {
     kopt_cuda_setting_ s;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || options == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if (!kopt_within_(options->max_norm, 0, 1e300)) return KOPT_ERROR_RANGE;
+    if (!kopt_within_(options->max_norm, 0, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu))) return KOPT_ERROR_RANGE;
     s = kopt_cuda_setting_of_(plan, 0);
     s.options = *options;
     return kopt_cuda_launch_setting_(&s, stream);
@@ -3198,7 +3198,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     kopt_cuda_sum_ k;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     in_bytes = kopt_code_bytes_(code, n);
     if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
@@ -3222,7 +3222,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
     kopt_cuda_sum_ sum;
     if (result == KOPT_OK) result = kopt_check_array_(shards, format, n);
     if (result != KOPT_OK) return result;
-    if (count == 0 || !kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (count == 0 || !kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (!kopt_n_valid_(count) || !kopt_n_valid_(stride)) return KOPT_ERROR_BOUNDS;
     if (stride != 0 && count - 1 > ~KOPT_CAST_(size_t, 0) / 32 / stride) return KOPT_ERROR_BOUNDS;
     if (count > 1 && stride < n) return KOPT_ERROR_OVERLAP;
@@ -3261,7 +3261,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void 
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
-    if (!kopt_within_(scale, -3e38, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (counts == KOPT_NULL_ && (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu)) return KOPT_ERROR_STEP;
     k.a = *a;
     k.a.step++;

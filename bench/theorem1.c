@@ -10,7 +10,8 @@
 
    with L = max_i ||x_i||^2 (here 1) and epsilon = 2^-8 for bf16, 2^-11 for fp16. Near w* all gradients are small,
    updates below half an ulp of the weights are cancelled, and the smaller the step, the farther from w* that happens.
-   The runs begin at 0, farther away than the second term, which is called the bound below. Here only the store of the weights is in 16 bit; gradients are fp32 and are taken at the 16-bit weights. */
+   The runs begin at 0, farther away than the second term, which is called the bound below. Here only the store of the
+   weights is in 16 bit; gradients are fp32 and are taken at the 16-bit weights. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 #include "../tests/tap.h"

@@ -33,6 +33,12 @@ cells() {
     cell native x86-64 'isas ftz' gcc -Ofast -mfpmath=387
     cell native i386 'isas ftz' gcc -m32 -Ofast -mno-sse -mfpmath=387
     cell native i386 'isas' gcc -m32 -O0 -mno-sse -mfpmath=387
+    # Estimates for divisions and roots, constants cut to fp32, both units at once, and what one flag must not hide.
+    scalar=-DKAHAN_OPT_NO_SIMD
+    cell native x86-64 'isas ftz' gcc -Ofast -mrecip=all -mfpmath=both -fsingle-precision-constant
+    cell native x86-64 'isas ftz' gcc -O2 -mfpmath=both -frounding-math -fsignaling-nans -fshort-enums $scalar
+    cell native x86-64 'isas' clang-19 -Ofast -mrecip=all $scalar
+    cell native x86-64 'isas ftz' clang-19 -O2 -ffp-eval-method=extended -fdenormal-fp-math=positive-zero $scalar
     for c in g++ clang++ clang++-19; do
         cell native x86-64 'isas' $c -x c++ -O2
         cell native x86-64 'isas' $c -x c++ -std=c++98 -Ofast
@@ -55,6 +61,7 @@ cells() {
     cell qemu-aarch64 aarch64 'isas' aarch64-linux-gnu-gcc -static -O3 -ffp-contract=fast
     cell qemu-aarch64 aarch64 'isas ftz' aarch64-linux-gnu-gcc -static -Ofast
     cell qemu-aarch64 aarch64 'isas' aarch64-linux-gnu-gcc -static -Ofast -march=armv8.2-a+fp16+sve
+    cell qemu-aarch64 aarch64 'isas' aarch64-linux-gnu-gcc -static -Ofast -mlow-precision-div $scalar
     cell qemu-arm armv7 'isas' arm-linux-gnueabihf-gcc -static -O1
     cell qemu-arm armv7 'isas ftz' arm-linux-gnueabihf-gcc -static -O2
     cell qemu-arm armv7 'isas' arm-linux-gnueabihf-gcc -static -O3 -ffp-contract=fast -mfpu=neon-vfpv4
@@ -94,7 +101,7 @@ cells() {
     cell mps2-an385 cortex-m3 '-' $gcc -Os $m3
     cell mps2-an385 cortex-m3 '-' $gcc -Ofast $m3
     cell mps2-an386 cortex-m4f '-' $gcc -Os $m4f
-    cell mps2-an386 cortex-m4f '-' $gcc -O2 -ffp-contract=fast $m4f
+    cell mps2-an386 cortex-m4f '-' $gcc -O2 -ffp-contract=fast -fsingle-precision-constant $m4f
     cell mps2-an386 cortex-m4f '-' $gcc -Ofast $m4f
     cell mps2-an386 cortex-m4f '-' $gcc -O2 -DPROBE_FTZ $m4f
     cell mps2-an500 cortex-m7 '-' $gcc -Os $m7

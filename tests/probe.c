@@ -948,6 +948,12 @@ static void probe_exact_scalars(void) { /* all of these are exact in binary32 */
 }
 
 static void probe_scalars(void) { /* from ordinary decimal numbers */
+    /* Quotients in initializers: -fsingle-precision-constant would round literals to binary32, and -frounding-math
+       divides elsewhere when the program runs. */
+    static const double ten_thousandth = 1 / (double)10000, thousandth = 1 / (double)1000, tenth = 1 / (double)10;
+    static const double third = 1 / (double)3, three_1e4ths = 3 / (double)10000, seven_1e3ths = 7 / (double)1000;
+    static const double seven_10ths = 7 / (double)10, nine_10ths = 9 / (double)10, nineteen_20ths = 19 / (double)20;
+    static const double one_but_1e3th = 999 / (double)1000;
     const uint32_t before = all;
     if (sizeof(double) != 8) {
         say("scalars skipped");
@@ -955,33 +961,33 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
         return;
     }
     begin_group("scalars", "");
-    w.opt = kopt_sgd(0.1, 0.9);
-    w.opt.weight_decay = 1e-4;
-    w.opt.grad_scale = 1.0 / 3;
-    w.opt.clip = 0.7;
+    w.opt = kopt_sgd(tenth, nine_10ths);
+    w.opt.weight_decay = ten_thousandth;
+    w.opt.grad_scale = third;
+    w.opt.clip = seven_10ths;
     w.opt.maximize = 1;
     hash_scalars(&w.opt);
-    w.opt.dampening = 0.1;
+    w.opt.dampening = tenth;
     w.opt.decay_mode = KOPT_DECOUPLED;
     hash_scalars(&w.opt);
-    w.opt = kopt_adam(1e-3);
+    w.opt = kopt_adam(thousandth);
     hash_scalars(&w.opt);
-    w.opt = kopt_adamw(3e-4);
-    w.opt.beta2 = 0.95;
+    w.opt = kopt_adamw(three_1e4ths);
+    w.opt.beta2 = nineteen_20ths;
     hash_scalars(&w.opt);
-    w.opt = kopt_adamw(1e-3);
+    w.opt = kopt_adamw(thousandth);
     w.opt.decay_mode = KOPT_FULLY_DECOUPLED;
-    w.opt.max_lr = 0.007;
+    w.opt.max_lr = seven_1e3ths;
     hash_scalars(&w.opt);
-    w.opt = kopt_lion(1e-4);
+    w.opt = kopt_lion(ten_thousandth);
     hash_scalars(&w.opt);
-    w.opt = kopt_adan(1e-3);
+    w.opt = kopt_adan(thousandth);
     hash_scalars(&w.opt);
-    w.opt = kopt_radam(1e-3);
+    w.opt = kopt_radam(thousandth);
     hash_scalars(&w.opt);
-    w.opt = kopt_ranger(1e-3);
+    w.opt = kopt_ranger(thousandth);
     hash_scalars(&w.opt);
-    w.opt = kopt_ema(0.999);
+    w.opt = kopt_ema(one_but_1e3th);
     hash_scalars(&w.opt);
     clear(&norm);
     add_norms(1);

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -428,8 +429,28 @@ def check_format(tree):
     return wrong
 
 
+# ---- constants -------------------------------------------------------------------------------------------------------
+
+
+def check_doubles(tree):
+    """a double that is not exact in binary32 is a KOPT_DOUBLE_, with the right bits"""
+    wrong = []
+    for path in (HEADER, CUDA):
+        code = re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', api.without_comments(tree.read(path)))
+        pairs = list(re.finditer(r"\bKOPT_DOUBLE_\(\s*([\d.e-]+),\s*0x(\w{8})u,\s*0x(\w{8})u\)", code))
+        for p in pairs:
+            if struct.pack(">d", float(p.group(1))).hex() != (p.group(2) + p.group(3)).lower():
+                wrong.append("%s: the bits of %s are others" % (path, p.group(1)))
+        for m in re.finditer(r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?(?![\w.])", code):
+            number = float(m.group())
+            exact = number < 2.0 ** 128 and struct.unpack("f", struct.pack("f", number))[0] == number
+            if not exact and not any(p.start() < m.start() < p.end() for p in pairs):
+                wrong.append("%s: %s" % (path, m.group()))
+    return wrong
+
+
 CHECKS = [check_contents, check_stretches, check_order, check_reference, check_symbols, check_names, check_macros,
-          check_columns, check_format]
+          check_columns, check_format, check_doubles]
 
 
 # ---- the checks themselves -------------------------------------------------------------------------------------------
@@ -488,6 +509,8 @@ def faults(tree):
     yield check_columns, "a line of C", {HEADER: header + "/* " + "x" * 120 + " */\n"}
     yield check_columns, "a line of text", {"README.md": tree.read("README.md") + "\n" + "x " * 61 + "\n"}
     yield check_format, "three blanks", {"tests/tap.h": "int  x ;\n"}
+    yield check_doubles, "a literal that is not exact in binary32", {HEADER: header + "double x = 0.1;\n"}
+    yield check_doubles, "wrong bits", {HEADER: header + "double x = KOPT_DOUBLE_(0.1, 0x3FB99999u, 0x99999999u);\n"}
 
 
 def check_checks():

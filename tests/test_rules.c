@@ -380,9 +380,9 @@ static void check_moments_only(void) {
     ok(memcmp(before, weight, sizeof before) != 0, "... and the last micro-batch moves the weights");
 }
 
-/* A tensor that joins after 10000 steps: a copy of the optimizer with step 0 steps it as a run of its own would, bit for
-   bit. In the list of the others its first update is (1 - beta1) / sqrt(1 - beta2) = 3.16 times lr: the corrections are
-   over. */
+/* A tensor that joins after 10000 steps: a copy of the optimizer with step 0 steps it as a run of its own would, bit
+   for bit. In the list of the others its first update is (1 - beta1) / sqrt(1 - beta2) = 3.16 times lr: the corrections
+   are over. */
 static void check_late(void) {
     static unsigned char late_state[64 + 8 * N], fresh_state[64 + 8 * N];
     static float w[3][N], g[N];
