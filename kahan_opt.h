@@ -807,8 +807,8 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tens
    opt->step nor opt->seed: save them yourself. */
 KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
 
-/* Reads the header of a block into *opt and *t; either of the two may be NULL. Of *t it sets n, id and first_index only.
-   Of *opt it sets all fields. Those that the header does not have get a default.
+/* Reads the header of a block into *opt and *t; either of the two may be NULL. Of *t it sets n, id and first_index
+   only. Of *opt it sets all fields. Those that the header does not have get a default.
 
    - A sealed block has the rule, formats, roundings, decay mode, seed and step of kopt_state_seal(), and lr,
      weight_decay, beta1 and beta2 (SGD: momentum and dampening) in fp32. One of version 0.1 lacks these four numbers,
@@ -8184,7 +8184,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
                                                           double weight_decay) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_optimizer opt;
-    if (checks) kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &opt), sizeof opt); /* padding, too: optimizers are copied whole */
+    if (checks) kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &opt), sizeof opt); /* and the padding */
     opt.rule = rule;
     opt.weight_format = KOPT_BF16;
     opt.rounding = KOPT_KAHAN;
@@ -9940,7 +9940,8 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
 /* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it and one more zero byte
    (4 bytes; without the zero byte, all checkpoints as a whole would have the same CRC-32). The header begins like that
    of a sealed state block, with these differences:
-     0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)    44 0 (4)
+     0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)
+    44 0 (4)
     48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
        atan2_a, atan2_b, sharpness (binary64)
    168 lookahead (4)           172 maximize + 2 * zero_grad + 4 * moments_only (4)

@@ -66,11 +66,10 @@ static int steps(model *to, int from, int end) {
     return bad;
 }
 
-/* Are weights, copies and states equal? The headers of open blocks may have another step. */
+/* Are weights, copies and states equal, to the last byte? */
 static int same(const model *a, const model *b) {
-    int i, differ = a->opt.step != b->opt.step || a->opt.seed != b->opt.seed;
-    for (i = 0; i < LIST; ++i) differ += memcmp(a->state[i] + 64, b->state[i] + 64, STATE - 64) != 0;
-    return !differ && !memcmp(a->weight, b->weight, sizeof a->weight) && !memcmp(a->copy, b->copy, sizeof a->copy);
+    return a->opt.step == b->opt.step && a->opt.seed == b->opt.seed && !memcmp(a->state, b->state, sizeof a->state) &&
+           !memcmp(a->weight, b->weight, sizeof a->weight) && !memcmp(a->copy, b->copy, sizeof a->copy);
 }
 
 /* A process that starts again: the same calls, but no memory of the run. */
@@ -184,6 +183,52 @@ static void check_combinations(void) {
        combinations, bad_run, bad_size, bad_end);
     ok(!bad_live, "saving touches nothing: %d", bad_live);
     ok(!bad_pieces, "in pieces, in order and of at most 32 KiB: the same bytes, the same model: %d differ", bad_pieces);
+}
+
+/* ---- Equal runs have equal bytes ---------------------------------------------------------------------------------- */
+
+/* What may change between two steps. turn 0: nothing. */
+static void change_options(kopt_optimizer *o, int turn) {
+    if (turn == 0) return;
+    o->lr *= 0.5, o->seed += 77, o->weight_decay = 0.125 * turn, o->beta1 *= 0.75, o->grad_scale = 2;
+    o->decay_mode = (kopt_decay_mode)(turn % 3), o->max_lr = 1;
+    o->moment_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    o->compensation_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    if (o->rule == KOPT_SGD && o->momentum > 0) o->nesterov = turn & 1, o->momentum = turn & 1 ? 0.5 : 0.7;
+    if (o->rule == KOPT_ADAM) o->stable = turn & 1;
+}
+
+/* A run that goes on, one that is saved and loaded in the middle, one whose blocks were made with other options. */
+static void check_equal_runs(void) {
+    int rule, form, k, loaded = 0, begun = 0, runs = 0;
+    for (rule = 0; rule < 8; ++rule)
+        for (form = 0; form < 15; ++form) {
+            kopt_optimizer opt = rule_of(rule), other_opt = opt;
+            opt.weight_format = (kopt_format)(form % 3), opt.rounding = (kopt_rounding)(form % 5);
+            opt.moment_format = (kopt_format)((form + rule) % 4);
+            build(&m, &opt);
+            build(&whole, &opt);
+            other_opt = opt, change_options(&other_opt, 1), other_opt.step = 5;
+            build(&other, &other_opt);
+            other.opt = m.opt;
+            for (k = 0; k < 4; ++k, ++runs) {
+                change_options(&m.opt, k), change_options(&whole.opt, k), change_options(&other.opt, k);
+                if (steps(&m, 2 * k, 2 * k + 1) || steps(&whole, 2 * k, 2 * k + 1) || steps(&other, 2 * k, 2 * k + 1) ||
+                    kopt_save(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK)
+                    ok(0, "a step, or saved");
+                opt = m.opt, opt.lr = opt.weight_decay = 0.25, opt.seed = 1, opt.step = 99;
+                restart(&m, &opt);
+                if (kopt_load(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK) ok(0, "loaded");
+                if (steps(&m, 2 * k + 1, 2 * k + 2) || steps(&whole, 2 * k + 1, 2 * k + 2) ||
+                    steps(&other, 2 * k + 1, 2 * k + 2))
+                    ok(0, "a step");
+                loaded += !same(&m, &whole);
+                begun += !same(&other, &whole);
+            }
+        }
+    ok(!loaded, "saved and loaded in the middle of %d runs: the bytes of the run that went on, headers included: %d "
+                "differ", runs, loaded);
+    ok(!begun, "blocks that were made with other numbers, or with another step: %d differ", begun);
 }
 
 /* ---- The layout -------------------------------------------------------------------------------------------------- */
@@ -558,6 +603,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "fixtures")) return print_fixtures(), 0;
     quick = argc > 1 && !strcmp(argv[1], "quick");
     check_combinations();
+    check_equal_runs();
     check_layout();
     check_fixtures();
     check_damage();
