@@ -820,7 +820,8 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
    The checksum is not checked: kopt_state_open() does that. Errors:
 
    - KOPT_ERROR_SIZE: fewer than 64 bytes.
-   - KOPT_ERROR_STATE: not a state block, or a header that contradicts itself, such as AdamW with one moment.
+   - KOPT_ERROR_STATE: not a state block, or a header that contradicts itself, such as AdamW with one moment. (lr and
+     the other numbers are not judged.)
    - KOPT_ERROR_BOUNDS: n is too large for a tensor on this machine.
    - KOPT_ERROR_OPTION: a rule that this build leaves out. */
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
@@ -9317,7 +9318,8 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     kopt_make_variant_(&rounding, &moments, &made);
     if (open) rounding &= 15, moments &= 7;
     if (h[7] != rounding || h[9] != moments) return KOPT_ERROR_STATE; /* they contradict the rule or a format */
-    if (h[31] > 127) return KOPT_ERROR_STATE;                         /* no first_index */
+    if (made.nesterov && (moments & 7) == 0) return KOPT_ERROR_STATE; /* without momentum */
+    if (h[31] > 127) return KOPT_ERROR_STATE;                         /* first_index */
     if (opt != KOPT_NULL_) kopt_copy_optimizer_(opt, &made);
     if (t != KOPT_NULL_) {
         t->n = n;
