@@ -1182,8 +1182,8 @@ static void call_inspect(void) {
     finish(15, "kopt_state_inspect", good, expected);
     if (!good) return;
     REQUIRE((int)o.rule == h[5] && (int)o.rounding == h[7] % 16 && o.step == (h[10] ? little(h + 40, 4) : 0) &&
-                o.seed == (h[10] ? little(h + 32, 8) : 0) && shape.n == little(h + 16, 8) && shape.id == little(h + 12, 4) &&
-                shape.first_index == little(h + 24, 8),
+                o.seed == (h[10] ? little(h + 32, 8) : 0) && shape.n == little(h + 16, 8) &&
+                shape.id == little(h + 12, 4) && shape.first_index == little(h + 24, 8),
             "another block is told of");
     if (version == 2 && optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && t->n &&
         ref_layout_of(&w.opt, t->n).size && block_good(&w.opt, t, h[10]) && variant_good(&w.opt, t))
