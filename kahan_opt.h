@@ -10134,6 +10134,8 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     if (s->result == KOPT_OK) s->result = s->wrong;
 }
 
+/* ---- checkpoints: save and load ---- */
+
 /* Checks a list for kopt_save() and kopt_load(), and sums the bytes of its checkpoint. Without memory it does not look
    at pointers and sizes; with blocks the state blocks must be initialized. */
 static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,

@@ -979,8 +979,8 @@ def test_refusals():
 
 
 def contradictions():
-    """Files that no damage made: their fields contradict each other or are no numbers, and their checksums are right. Each
-    is converted to what it says, or refused in a sentence."""
+    """Files that no damage made: their fields contradict each other or are no numbers, and their checksums are right.
+    Each is converted to what it says, or refused in a sentence."""
     with open(at("ours"), "rb") as f:
         whole = f.read()
     tried, wrong = 0, []

@@ -185,7 +185,7 @@ static void check_combinations(void) {
     ok(!bad_pieces, "in pieces, in order and of at most 32 KiB: the same bytes, the same model: %d differ", bad_pieces);
 }
 
-/* ---- Equal runs have equal bytes ---------------------------------------------------------------------------------- */
+/* ---- Equal runs have equal bytes --------------------------------------------------------------------------------- */
 
 /* What may change between two steps. turn 0: nothing. */
 static void change_options(kopt_optimizer *o, int turn) {

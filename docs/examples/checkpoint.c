@@ -394,8 +394,9 @@ static int is_whole(stream *s) {
     return stored == crc;
 }
 
-/* Could this training have come to these numbers? A checksum finds damage; it does not find what was made wrong and then
-   got a checksum. Each field that the training relies on, and that could contradict another one, has its line here. */
+/* Could this training have come to these numbers? A checksum finds damage; it does not find what was made wrong and
+   then got a checksum. Each field that the training relies on, and that could contradict another one, has its line
+   here. */
 static int is_possible(const run *r) {
     kopt_scaler c = r->scaler;
     int k;
