@@ -647,6 +647,7 @@ typedef struct kopt_optimizer {
     int atan2_outside;                   /* Adam-atan2: 1: the bias correction of m is outside of atan2: w -=
                                             lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a =
                                             b = 1 this is the Python package adam-atan2; default 0                    */
+    int unused_;                         /* 0. Without it there would be padding, whose bytes nobody sets             */
     double sharpness;                    /* Lion: >= 0; c is the interpolated gradient. 0 (default): sign(c). Above
                                             0: smooth Lion, tanh(sharpness * c), which tends to sign(c) as sharpness
                                             grows (smooth_beta of optax.scale_by_lion)                                */
@@ -8185,7 +8186,6 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
                                                           double weight_decay) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_optimizer opt;
-    if (checks) kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &opt), sizeof opt); /* and the padding */
     opt.rule = rule;
     opt.weight_format = KOPT_BF16;
     opt.rounding = KOPT_KAHAN;
@@ -8223,7 +8223,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     if (checks || KOPT_VMATH_HERE_) {
         opt.atan2_a = 1.27;
         opt.atan2_b = 1;
-        opt.atan2_outside = 0;
+        opt.atan2_outside = opt.unused_ = 0;
         opt.sharpness = 0;
         opt.vmath = KOPT_NULL_;
     }
@@ -9262,9 +9262,9 @@ static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from)
     kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
 }
 
-/* The optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a default
-   of the rule. */
-static KOPT_NOINLINE_ kopt_optimizer kopt_optimizer_from_header_(const kopt_byte_ *h, int open) {
+/* Makes the optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a
+   default of the rule. */
+static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int open) {
     const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
     const int sgd = rule == KOPT_SGD, moments = h[9] & 7;
     kopt_optimizer made = kopt_make_optimizer_(rule, 0, KOPT_L2, 0);
@@ -9291,7 +9291,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_optimizer_from_header_(const kopt_byte
     /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
     if (sgd && moments != 0 && !kopt_less_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
     if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = 1e-6;
-    return made;
+    kopt_copy_optimizer_(opt, &made);
 }
 
 /* Do the options in a header exist? */
@@ -9314,7 +9314,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     if (n != kopt_load_le64_(h + 16) || !kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS; /* for this machine */
     if (h[5] > KOPT_CAST_(int, KOPT_LAST_RULE_)) return KOPT_ERROR_OPTION;
     open = h[10] == 0;
-    made = kopt_optimizer_from_header_(h, open);
+    kopt_optimizer_from_header_(&made, h, open);
     kopt_make_variant_(&rounding, &moments, &made);
     if (open) rounding &= 15, moments &= 7;
     if (h[7] != rounding || h[9] != moments) return KOPT_ERROR_STATE; /* they contradict the rule or a format */
@@ -10335,7 +10335,7 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
     if (kopt_load_le32_(h) != 0x5641534Bu || h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 ||
         !kopt_header_options_valid_(h))
         return KOPT_ERROR_STATE;
-    made = kopt_optimizer_from_header_(h, 0);
+    kopt_optimizer_from_header_(&made, h, 0);
     result = kopt_check_save_header_(h, expected, &made);
     if (result != KOPT_OK) return result == KOPT_ERROR_OPTION ? result : KOPT_ERROR_STATE;
     tensors = kopt_load_le64_(h + 16);
