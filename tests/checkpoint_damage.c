@@ -182,10 +182,10 @@ int main(int argc, char **argv) {
         for (i = 0; i + 4 < size; ++i)
             if (memcmp(newest + i, "KSAV", 4) == 0) inner = i;
         for (wrong = 0, field = 0; field < sizeof own + 3 * TENSORS + 1; ++field) {
-            const size_t sum = field - sizeof own, k = sum / 3;
-            const int bytes = field < sizeof own                                  ? own[field]
-                              : field == sizeof own + 3 * TENSORS || sum % 3 == 0 ? 8
-                                                                                  : 4;
+            const size_t part_of = field - sizeof own, k = part_of / 3;
+            const int bytes = field < sizeof own                                      ? own[field]
+                              : field == sizeof own + 3 * TENSORS || part_of % 3 == 0 ? 8
+                                                                                      : 4;
             for (v = 0; v < 16 + 8; ++v, ++tried) { /* contradicts, or one bit */
                 memcpy(file, newest, size);
                 if (v < 16)
@@ -196,7 +196,7 @@ int main(int argc, char **argv) {
                 wrong += misleads(file, size);
             }
             at += (size_t)bytes;
-            if (field >= sizeof own && sum % 3 == 2) at += 4 * size_of[k]; /* sum and residual */
+            if (field >= sizeof own && part_of % 3 == 2) at += 4 * size_of[k]; /* sum and residual */
         }
         for (i = inner; i < inner + 240; ++i, ++tried) { /* what kopt_load_from() reads */
             memcpy(file, newest, size);
