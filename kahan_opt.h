@@ -129,7 +129,9 @@
    8. State is bytes. kopt_save() writes a list of tensors, weights included, as one checkpoint: portable
       (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
-      made it. kopt_state_seal() and kopt_state_open() do the same in place for the state block of one tensor.
+      made it, and only if it is byte for byte what kopt_save() would write, whoever made its checksum. Equal runs have
+      equal bytes in weights and state blocks: a load or another learning rate on the way leaves no trace of its own.
+      kopt_state_seal() and kopt_state_open() seal the state block of one tensor in place.
    9. Every struct has the same layout, whatever macros a file defines and however it packs structs. (-fshort-enums is
       for all files or none.) What a build leaves out does not link, or is refused.
 
@@ -728,6 +730,7 @@ typedef struct kopt_optimizer {
     int atan2_outside;                   /* Adam-atan2: 1: the bias correction of m is outside of atan2: w -=
                                             lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a =
                                             b = 1 this is the Python package adam-atan2; default 0                    */
+    int unused_;                         /* 0. Without it there would be padding, whose bytes nobody sets             */
     double sharpness;                    /* Lion: >= 0; c is the interpolated gradient. 0 (default): sign(c). Above
                                             0: smooth Lion, tanh(sharpness * c), which tends to sign(c) as sharpness
                                             grows (smooth_beta of optax.scale_by_lion)                                */
@@ -915,14 +918,23 @@ KOPT_API_ KOPT_RESULT_ kopt_state_seal(const kopt_optimizer *opt, const kopt_ten
    opt->step nor opt->seed: save them yourself. */
 KOPT_API_ KOPT_RESULT_ kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
 
-/* Reads the header of a block, sealed or open, into *opt and *t; either of the two may be NULL. Of *t it sets n, id
-   and first_index only. Of *opt it sets all fields. The rule, formats, roundings, decay mode, seed and step, and lr,
-   weight_decay, beta1 and beta2 (SGD: momentum and dampening), which the header has in fp32, are those of the last
-   kopt_state_init(), kopt_state_seal() or kopt_state_open(). The other fields have the defaults of the rule's
-   constructor. The header of a block of version 0.1 lacks these four numbers, the decay mode, moment_rounding and
-   compensation_rounding. They become 0, KOPT_L2 and KOPT_NEAREST; a momentum that was above 0 stays above 0. The
-   checksum is not checked: kopt_state_open() does that. Errors: KOPT_ERROR_SIZE (fewer than 64 bytes),
-   KOPT_ERROR_STATE (not a state block), KOPT_ERROR_BOUNDS (n does not fit into a size_t). */
+/* Reads the header of a block into *opt and *t; either of the two may be NULL. Of *t it sets n, id and first_index
+   only. Of *opt it sets all fields. Those that the header does not have get a default.
+
+   - A sealed block has the rule, formats, roundings, decay mode, seed and step of kopt_state_seal(), and lr,
+     weight_decay, beta1 and beta2 (SGD: momentum and dampening) in fp32. One of version 0.1 lacks these four numbers,
+     the decay mode, moment_rounding and compensation_rounding. They become 0, KOPT_L2 and KOPT_NEAREST.
+   - An open block has only what may not change between steps: the rule, the formats, the rounding of weights and the
+     number of moments. lr, seed and step become 0, for example.
+   - A momentum that is not known, but was above 0, becomes 1.4e-45.
+
+   The checksum is not checked: kopt_state_open() does that. Errors:
+
+   - KOPT_ERROR_SIZE: fewer than 64 bytes.
+   - KOPT_ERROR_STATE: not a state block, or a header that contradicts itself, such as AdamW with one moment. (lr and
+     the other numbers are not judged.)
+   - KOPT_ERROR_BOUNDS: n is too large for a tensor on this machine.
+   - KOPT_ERROR_OPTION: a rule that this build leaves out. */
 KOPT_API_ KOPT_RESULT_ kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
@@ -1068,7 +1080,8 @@ KOPT_API_ KOPT_RESULT_ kopt_save(const kopt_optimizer *opt, const kopt_tensor *t
    no kopt_state_init(): their old contents do not matter. Not in the checkpoint, so set them as before: grad, copy,
    rate_scale, stable_scale and counts of a tensor. If anything is refused, nothing is written. Errors:
 
-   - KOPT_ERROR_STATE: the bytes are no checkpoint, or one of a later layout.
+   - KOPT_ERROR_STATE: the bytes are no checkpoint, or one of a later layout; or kopt_save() would not write these bytes
+     for what they hold, though their checksum is right. (What is in an array is not judged.)
    - KOPT_ERROR_MISMATCH: it has another number of tensors, a tensor with another n, id or first_index, or another rule,
      decay mode, format, rounding or number of moments. StableAdamW, Nesterov, AMSGrad and atan2_outside count as
      rules. kopt_save_inspect() shows what it has.
@@ -1101,7 +1114,8 @@ KOPT_API_ KOPT_RESULT_ kopt_load_from(kopt_optimizer *opt, const kopt_tensor *te
 
 /* Reads the options and the number of tensors from the first 176 bytes of a checkpoint into *opt (vmath is NULL) and
    *count; either may be NULL. The checksum is not checked: kopt_load() does that. Errors: KOPT_ERROR_SIZE (fewer than
-   176 bytes), KOPT_ERROR_STATE (not a checkpoint, or one of a later layout). */
+   176 bytes), KOPT_ERROR_STATE (not a checkpoint, one of a later layout, or a header that kopt_save() would not write),
+   KOPT_ERROR_OPTION (options that this build leaves out, or that exclude each other). */
 KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count);
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
@@ -7135,7 +7149,7 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_SIZE: return "a state block or a buffer is too small, or a checkpoint was cut off";
     case KOPT_ERROR_STATE:
         return "neither a checkpoint nor a state block in this state: not made by kopt_state_init(), not sealed before "
-               "it was saved, or of another version";
+               "it was saved, of another version, or contradicting itself";
     case KOPT_ERROR_MISMATCH:
         return "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
                "kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
@@ -7833,7 +7847,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     if (checks || KOPT_VMATH_HERE_) {
         opt.atan2_a = KOPT_DOUBLE_(1.27, 0x3FF451EBu, 0x851EB852u);
         opt.atan2_b = 1;
-        opt.atan2_outside = 0;
+        opt.atan2_outside = opt.unused_ = 0;
         opt.sharpness = 0;
         opt.vmath = KOPT_NULL_;
     }
@@ -8216,14 +8230,16 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
     return kopt_layout_for_(opt, n).total;
 }
 
-/* The header of a state block. Numbers are little-endian; a field that does not apply is 0.
+/* The header of a sealed state block. Numbers are little-endian; a field that does not apply is 0.
      0 "KOPT"     4 version 2    5 rule       6 weight format
      7 rounding + 16 * moment_rounding + 32 * compensation_rounding           8 moment format
      9 number of moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
     10 sealed    11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)
-    44 CRC-32 of the whole block, computed with 0 in this field; 0 in an open block
+    44 CRC-32 of the whole block, computed with 0 in this field
     48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
-   Version 1 has only the rounding in byte 7 and the number of moments in byte 9; its bytes 48 to 63 are 0.
+   While a block is open, its header has only what may not change between two steps, so that equal runs have equal
+   bytes: the rounding in byte 7, the number of moments in byte 9, and 0 in bytes 32 to 63. Version 1 has only these
+   parts of bytes 7 and 9 also when sealed; its bytes 48 to 63 are 0.
 
    The arrays follow: residual[n], then each moment[n] (an 8-bit moment: its codes, then its scales), then for Ranger
    the slow weights[n] and their residual[n]. Zeros pad each array to a multiple of 4 bytes. The arrays have the
@@ -8285,33 +8301,40 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
 
 /* Writes the 64 bytes at h: the header of an open block of this optimizer, for a tensor with this id, n and
    first_index. */
-static void kopt_make_header_of_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, size_t n,
-                                 uint64_t first_index) {
-    const int sgd = opt->rule == KOPT_SGD;
-    kopt_environment_ environment;
+static void kopt_make_open_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
+                                   uint64_t first_index) {
+    const kopt_state_format_ format = kopt_state_format_of_(opt);
+    int i;
     kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
     h[4] = KOPT_BLOCK_VERSION_;
     h[5] = KOPT_CAST_(kopt_byte_, opt->rule);
     h[6] = KOPT_CAST_(kopt_byte_, opt->weight_format);
-    kopt_make_variant_(h + 7, h + 9, opt);
+    h[7] = KOPT_CAST_(kopt_byte_, format.rounding);
     h[8] = kopt_format_byte_(opt->moment_format);
+    h[9] = KOPT_CAST_(kopt_byte_, format.moment_count);
     h[10] = h[11] = 0;
     kopt_store_le_(h + 12, id, 4);
     kopt_store_le_(h + 16, n, 8);
     kopt_store_le_(h + 24, first_index, 8);
+    for (i = 32; i < KOPT_HEADER_; i += 8) kopt_store_le_(h + i, 0, 8);
+}
+
+/* The same with all that a sealed block has beside its checksum: bytes 7, 9, 10 and 32 to 63. */
+static void kopt_make_sealed_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
+                                     uint64_t first_index) {
+    const int sgd = opt->rule == KOPT_SGD;
+    kopt_environment_ environment;
+    kopt_make_open_header_(h, opt, id, n, first_index);
+    kopt_make_variant_(h + 7, h + 9, opt);
+    h[10] = 1;
     kopt_store_le_(h + 32, opt->seed, 8);
     kopt_store_le_(h + 40, opt->step, 4);
-    kopt_store_le_(h + 44, 0, 4);
     kopt_enter_(&environment);
     kopt_store_number_(h + 48, opt->lr);
     kopt_store_number_(h + 52, opt->weight_decay);
     kopt_store_number_(h + 56, sgd ? opt->momentum : opt->beta1);
     kopt_store_number_(h + 60, sgd ? opt->dampening : opt->beta2);
     kopt_leave_(&environment);
-}
-
-static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_make_header_of_(h, opt, t->id, t->n, t->first_index);
 }
 
 /* Does h look like the header of a state block? Version 1 is valid only while the block is sealed: kopt_state_open()
@@ -8553,7 +8576,7 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     weight = KOPT_CAST_(kopt_byte_ *, t->weight);
     state = KOPT_CAST_(kopt_byte_ *, t->state);
     if (layout.total != 0) {
-        if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_header_(state, opt, t);
+        if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
         /* total is a multiple of 4. A build without checks has no header and zeroes these 64 bytes, too. */
         for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < layout.total; i += 4) {
             uint32_t zero = 0;
@@ -8884,8 +8907,7 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tens
     total = kopt_layout_for_(opt, t->n).total;
     if (total == 0) return KOPT_OK;
     state = KOPT_CAST_(kopt_byte_ *, t->state);
-    kopt_make_header_(state, opt, t);
-    state[10] = 1;
+    kopt_make_sealed_header_(state, opt, t->id, t->n, t->first_index);
     kopt_swap_arrays_(opt, t);
     kopt_store_le_(state + 44, kopt_block_checksum_(state, total), 4);
     return KOPT_OK;
@@ -8909,7 +8931,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
         opt->seed = kopt_load_le64_(state + 32);
         opt->step = kopt_load_le32_(state + 40);
         dynamic = state[8] == 3;
-        kopt_make_header_(state, opt, t);
+        kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
         kopt_swap_arrays_(opt, t);
         for (i = 0; KOPT_HAS_(KOPT_WITH_Q8) && dynamic && i < kopt_moments_(opt); i++)
             kopt_write_dynamic_(opt, t, KOPT_CAST_(kopt_slot, i + 1), state + layout.moment[i],
@@ -8919,51 +8941,69 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
     return KOPT_OK;
 }
 
-/* Makes the optimizer that a header describes. What the header does not record has the default of the rule. */
-static void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h) {
+static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from) {
+    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+}
+
+/* Makes the optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a
+   default of the rule. */
+static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int open) {
     const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
-    const kopt_decay_mode decay = KOPT_CAST_(kopt_decay_mode, h[9] >> 4 & 3);
-    kopt_optimizer made = kopt_make_optimizer_(rule, kopt_load_number_(h + 48), decay, kopt_load_number_(h + 52));
+    const int sgd = rule == KOPT_SGD, moments = h[9] & 7;
+    kopt_optimizer made = kopt_make_optimizer_(rule, 0, KOPT_L2, 0);
     made.weight_format = KOPT_CAST_(kopt_format, h[6]);
     made.rounding = KOPT_CAST_(kopt_rounding, h[7] & 15);
     made.moment_format = KOPT_CAST_(kopt_format, h[8] < 3 ? h[8] : 3);
-    made.moment_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 4 & 1);
-    made.compensation_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 5 & 1);
-    made.nesterov = h[9] >> 3 & 1;
-    made.stable = h[9] >> 6 & 1;
-    made.atan2_outside = h[9] >> 7;
-    made.amsgrad = rule == KOPT_ADAM && (h[9] & 7) == 3;
-    made.seed = kopt_load_le64_(h + 32);
-    made.step = kopt_load_le32_(h + 40);
-    /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
-    if (rule == KOPT_SGD && (h[9] & 7) != 0) {
-        made.momentum = kopt_load_number_(h + 56);
-        if (!kopt_less_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
+    made.amsgrad = rule == KOPT_ADAM && moments == 3;
+    if (!open) {
+        made.lr = made.max_lr = kopt_load_number_(h + 48);
+        made.weight_decay = kopt_load_number_(h + 52);
+        made.decay_mode = KOPT_CAST_(kopt_decay_mode, h[9] >> 4 & 3);
+        made.moment_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 4 & 1);
+        made.compensation_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 5 & 1);
+        made.nesterov = h[9] >> 3 & 1;
+        made.stable = h[9] >> 6 & 1;
+        made.atan2_outside = h[9] >> 7;
+        made.seed = kopt_load_le64_(h + 32);
+        made.step = kopt_load_le32_(h + 40);
+        if (sgd && moments != 0) made.momentum = kopt_load_number_(h + 56);
+        if (sgd) made.dampening = kopt_load_number_(h + 60);
+        if (!sgd) made.beta1 = kopt_load_number_(h + 56);
+        if (!sgd) made.beta2 = kopt_load_number_(h + 60);
     }
-    made.dampening = rule == KOPT_SGD ? kopt_load_number_(h + 60) : 0;
-    if (rule != KOPT_SGD) made.beta1 = kopt_load_number_(h + 56);
-    if (rule != KOPT_SGD) made.beta2 = kopt_load_number_(h + 60);
+    /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
+    if (sgd && moments != 0 && !kopt_less_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
     if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = KOPT_1E_MINUS_6_;
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, opt), KOPT_CONST_POINTER_(const kopt_byte_ *, &made), sizeof made);
+    kopt_copy_optimizer_(opt, &made);
 }
 
 /* Do the options in a header exist? */
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
     return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_LAST_ROUNDING_ &&
-           h[8] <= kopt_format_byte_(KOPT_Q8) && (h[9] & 7u) <= 4u;
+           h[8] <= kopt_format_byte_(KOPT_Q8) && (h[9] & 7u) <= 4u && (h[9] >> 4 & 3u) <= KOPT_FULLY_DECOUPLED;
 }
 
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {
     const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, state);
+    kopt_byte_ rounding, moments;
+    kopt_optimizer made;
     size_t n = 0;
-    int i;
+    int i, open;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* a build without checks writes no headers */
     if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
-    if (n != kopt_load_le64_(h + 16)) return KOPT_ERROR_BOUNDS; /* too large for the size_t of this machine */
-    if (opt != KOPT_NULL_) kopt_optimizer_from_header_(opt, h);
+    if (n != kopt_load_le64_(h + 16) || !kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS; /* for this machine */
+    if (h[5] > KOPT_CAST_(int, KOPT_LAST_RULE_)) return KOPT_ERROR_OPTION;
+    open = h[10] == 0;
+    kopt_optimizer_from_header_(&made, h, open);
+    kopt_make_variant_(&rounding, &moments, &made);
+    if (open) rounding &= 15, moments &= 7;
+    if (h[7] != rounding || h[9] != moments) return KOPT_ERROR_STATE; /* they contradict the rule or a format */
+    if (made.nesterov && (moments & 7) == 0) return KOPT_ERROR_STATE; /* without momentum */
+    if (h[31] > 127) return KOPT_ERROR_STATE;                         /* first_index */
+    if (opt != KOPT_NULL_) kopt_copy_optimizer_(opt, &made);
     if (t != KOPT_NULL_) {
         t->n = n;
         t->id = kopt_load_le32_(h + 12);
@@ -9584,8 +9624,9 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
 
 /* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it and one more zero byte
    (4 bytes; without the zero byte, all checkpoints as a whole would have the same CRC-32). The header begins like that
-   of an open state block, with these differences:
-     0 "KSAV"    4 version 1    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)    44 0 (4)
+   of a sealed state block, with these differences:
+     0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)
+    44 0 (4)
     48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
        atan2_a, atan2_b, sharpness (binary64)
    168 lookahead (4)           172 maximize + 2 * zero_grad + 4 * moments_only (4)
@@ -9597,8 +9638,8 @@ enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
 /* What a walk over a checkpoint does with its bytes. */
 typedef enum kopt_walk_ {
     KOPT_SAVING_,   /* writes them from the tensors                           */
-    KOPT_CHECKING_, /* reads them, and compares what identifies the tensors   */
-    KOPT_LOADING_   /* reads them into the tensors                            */
+    KOPT_CHECKING_, /* reads them, and compares all that is no array          */
+    KOPT_LOADING_   /* the same, and reads the arrays into the tensors        */
 } kopt_walk_;
 
 typedef struct kopt_stream_ {
@@ -9606,6 +9647,7 @@ typedef struct kopt_stream_ {
     const kopt_file *file;
     uint64_t offset;    /* bytes written or read so far                       */
     kopt_result result; /* after an error nothing more is written or read     */
+    kopt_result wrong;  /* an error that waits for the checksum, because damage explains it better */
     uint32_t checksum;  /* of the whole                                       */
     kopt_crc_ crc;
 #ifdef KOPT_VECTORS16_
@@ -9629,6 +9671,10 @@ static void kopt_walk_bytes_(kopt_stream_ *s, kopt_byte_ *p, size_t n) {
     s->offset += n;
 }
 
+static void kopt_is_wrong_(kopt_stream_ *s, kopt_result error) {
+    if (s->wrong == KOPT_OK) s->wrong = error;
+}
+
 /* Writes the numbers of an array, reads them and forgets them, or reads them into the array. */
 static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
     const int direct = s->walk == KOPT_LOADING_ || (s->walk == KOPT_SAVING_ && kopt_little_endian_());
@@ -9647,6 +9693,7 @@ static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
     }
     kopt_store_le_(zero, 0, 4);
     kopt_walk_bytes_(s, zero, kopt_round_up4_(a->n * a->bytes) - a->n * a->bytes);
+    if (kopt_load_le32_(zero) != 0) kopt_is_wrong_(s, KOPT_ERROR_STATE);
 }
 
 /* Do two headers, of checkpoints or of sealed state blocks, describe the same thing? a is the one that was read. */
@@ -9666,17 +9713,14 @@ static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *
     X(grad_scale) X(clip) X(atan2_a) X(atan2_b) X(sharpness)
 /* clang-format on */
 
-static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from) {
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
-}
-
-static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, size_t count,
+static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint64_t count,
                                                   uint64_t bytes) {
     kopt_byte_ *at = h + 48;
     uint32_t flags = opt->maximize != 0;
-    kopt_make_header_of_(h, opt, 0, count, bytes);
+    kopt_make_sealed_header_(h, opt, 0, count, bytes);
     kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
     h[4] = KOPT_SAVE_VERSION_;
+    h[10] = 0;
     if (opt->zero_grad) flags |= 2u;
     if (opt->moments_only) flags |= 4u;
     kopt_store_le_(h + 168, KOPT_CAST_(uint32_t, opt->lookahead), 4);
@@ -9705,28 +9749,56 @@ static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt
 #undef KOPT_LOAD_NUMBER_
 }
 
-/* Walks over a checkpoint from its first to its last byte. h receives its header, unless it is saved. The errors of a
-   tensor wait for the checksum, because damage explains them better. */
+/* Would kopt_save() write these `size` bytes? */
+static kopt_result kopt_check_saved_(const kopt_byte_ *found, const kopt_byte_ *expected, int size) {
+    int i;
+    for (i = 0; i < size; i++)
+        if (found[i] != expected[i]) return KOPT_ERROR_STATE;
+    return KOPT_OK;
+}
+
+/* Is h the header that kopt_save() would write for the options that it holds? Sets those that a load does not compare
+   in *opt, which has the others already. The header has room for one at expected. */
+static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expected, kopt_optimizer *opt) {
+    kopt_result result;
+    kopt_restore_options_(opt, h);
+    result = kopt_check_options_(opt);
+    if (result != KOPT_OK) return result;
+    kopt_make_save_header_(expected, opt, kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
+#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
+    kopt_copy_noinline_(expected + 48, h + 48, 120); /* numbers that another machine has not rounded */
+#endif
+    return kopt_check_saved_(h, expected, KOPT_SAVE_HEADER_);
+}
+
+/* Walks over a checkpoint from its first to its last byte. Unless it is saved, *loaded receives the optimizer, and all
+   bytes but those of the arrays have to be those that kopt_save() would write. */
 static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_optimizer *opt,
-                                  const kopt_tensor *tensors, size_t count, uint64_t bytes, kopt_byte_ *h) {
+                                  const kopt_tensor *tensors, size_t count, uint64_t bytes, kopt_optimizer *loaded,
+                                  kopt_byte_ *h) {
     kopt_byte_ *expected = s->buffer, *found = s->buffer + KOPT_SAVE_HEADER_; /* until the next array */
+    const kopt_optimizer *saved = walk == KOPT_SAVING_ ? opt : loaded;
     kopt_array_ array[1 + KOPT_ARRAYS_], *a, *end;
-    kopt_result other = KOPT_OK;
     size_t i;
     s->walk = walk;
     s->offset = 0;
-    s->result = KOPT_OK;
+    s->result = s->wrong = KOPT_OK;
     kopt_crc_begin_(&s->crc);
     kopt_make_save_header_(expected, opt, count, bytes);
     kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : h, KOPT_SAVE_HEADER_);
     if (s->result == KOPT_OK && walk != KOPT_SAVING_) s->result = kopt_compare_headers_(h, expected);
+    if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
+        kopt_copy_optimizer_(loaded, opt);
+        if (kopt_check_save_header_(h, expected, loaded) != KOPT_OK) s->wrong = KOPT_ERROR_STATE;
+    }
     for (i = 0; i < count && s->result == KOPT_OK; i++) {
         const kopt_tensor *t = &tensors[i];
-        kopt_make_header_(expected, opt, t);
-        expected[10] = 1;
+        kopt_make_sealed_header_(expected, saved, t->id, t->n, t->first_index);
         kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : found, KOPT_HEADER_);
-        if (s->result == KOPT_OK && walk != KOPT_SAVING_ && other == KOPT_OK)
-            other = kopt_compare_headers_(found, expected);
+        if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
+            kopt_is_wrong_(s, kopt_compare_headers_(found, expected));
+            kopt_is_wrong_(s, kopt_check_saved_(found, expected, KOPT_HEADER_));
+        }
         end = kopt_add_array_(array, KOPT_CAST_(kopt_byte_ *, t->weight), t->n, kopt_bytes_of_(opt->weight_format));
         end = kopt_state_arrays_(end, opt, t);
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
@@ -9742,8 +9814,10 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     kopt_store_le_(found, s->checksum, 4);
     kopt_walk_bytes_(s, found, 4);
     if (s->result == KOPT_OK && kopt_load_le32_(found) != s->checksum) s->result = KOPT_ERROR_CHECKSUM;
-    if (s->result == KOPT_OK) s->result = other;
+    if (s->result == KOPT_OK) s->result = s->wrong;
 }
+
+/* ---- checkpoints: save and load ---- */
 
 /* Checks a list for kopt_save() and kopt_load(), and sums the bytes of its checkpoint. Without memory it does not look
    at pointers and sizes; with blocks the state blocks must be initialized. */
@@ -9851,7 +9925,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     file.write = kopt_write_memory_;
     file.user = &memory;
     s.file = &file;
-    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, KOPT_NULL_);
+    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, KOPT_NULL_, KOPT_NULL_);
     return s.result;
 }
 
@@ -9864,7 +9938,8 @@ static KOPT_NOINLINE_ void kopt_begin_load_(const kopt_optimizer *opt, const kop
         kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, t->state), no_name, sizeof no_name);
 }
 static KOPT_NOINLINE_ void kopt_end_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    if (kopt_layout_for_(opt, t->n).total != 0) kopt_make_header_(KOPT_CAST_(kopt_byte_ *, t->state), opt, t);
+    if (kopt_layout_for_(opt, t->n).total != 0)
+        kopt_make_open_header_(KOPT_CAST_(kopt_byte_ *, t->state), opt, t->id, t->n, t->first_index);
     kopt_refresh_copy_(opt, t);
 }
 
@@ -9877,17 +9952,14 @@ static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *te
     uint32_t checksum;
     size_t i;
     s.file = file;
-    kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, h);
+    kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result != KOPT_OK) return s.result;
-    kopt_copy_optimizer_(&loaded, opt);
-    kopt_restore_options_(&loaded, h);
-    if (kopt_check_options_(&loaded) != KOPT_OK) return KOPT_ERROR_STATE;
     checksum = s.checksum;
     for (i = 0; i < count; i++)
         if (tensors[i].n != 0) kopt_begin_load_(opt, &tensors[i]);
-    kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, h);
-    if (s.result != KOPT_OK) return s.result;
-    if (s.checksum != checksum) return KOPT_ERROR_CHECKSUM;
+    kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
+    if (s.result == KOPT_ERROR_FILE) return s.result;
+    if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
     kopt_copy_optimizer_(opt, &loaded);
     for (i = 0; i < count; i++)
         if (tensors[i].n != 0) kopt_end_load_(opt, &tensors[i]);
@@ -9921,7 +9993,7 @@ KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor 
     if (result != KOPT_OK) return result;
     if (file == KOPT_NULL_ || file->write == KOPT_NULL_) return KOPT_ERROR_NULL;
     s.file = file;
-    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, KOPT_NULL_);
+    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, KOPT_NULL_, KOPT_NULL_);
     return s.result;
 }
 
@@ -9936,17 +10008,25 @@ KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *ten
 
 KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count) {
     const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, in);
+    kopt_byte_ expected[KOPT_SAVE_HEADER_];
+    kopt_optimizer made;
+    kopt_result result;
+    uint64_t tensors, left;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* as kopt_state_inspect() */
     if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (in_size < KOPT_SAVE_HEADER_) return KOPT_ERROR_SIZE;
     if (kopt_load_le32_(h) != 0x5641534Bu || h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 ||
         !kopt_header_options_valid_(h))
         return KOPT_ERROR_STATE;
-    if (opt != KOPT_NULL_) {
-        kopt_optimizer_from_header_(opt, h);
-        kopt_restore_options_(opt, h);
-    }
-    if (count != KOPT_NULL_) *count = kopt_load_le64_(h + 16);
+    kopt_optimizer_from_header_(&made, h, 0);
+    result = kopt_check_save_header_(h, expected, &made);
+    if (result != KOPT_OK) return result == KOPT_ERROR_OPTION ? result : KOPT_ERROR_STATE;
+    tensors = kopt_load_le64_(h + 16);
+    left = kopt_load_le64_(h + 24) - (KOPT_SAVE_HEADER_ + 4); /* bytes of the tensors; huge if it is below 0 */
+    if (left % 4 != 0 || left / KOPT_HEADER_ < tensors || left >> 63 != 0 || (tensors == 0 && left != 0))
+        return KOPT_ERROR_STATE;
+    if (opt != KOPT_NULL_) kopt_copy_optimizer_(opt, &made);
+    if (count != KOPT_NULL_) *count = tensors;
     return KOPT_OK;
 }
 

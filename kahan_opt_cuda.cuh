@@ -203,12 +203,12 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
                                                  void *stream);
 
-/* Saving takes two calls. The first writes the step and the seed of the tensor's group into the block on the GPU, and
-   copies size bytes of it, kopt_state_size(), to host memory (page-locked, if the host is not to wait for the copy).
-   When the stream has come that far (cudaStreamSynchronize), the second seals the copy, as kopt_state_seal() does: it
-   can go to a file. The second needs no GPU; opt and t are those of the tensor. Copy the weights yourself, in the same
-   place of the stream. KOPT_ERROR_BOUNDS: there is no such group. KOPT_ERROR_SIZE: size is less than 64 (but 0 is
-   valid, and does nothing) or more than t->state_size; the second: less than kopt_state_size(). */
+/* Saving takes two calls. The first copies size bytes of the block, kopt_state_size(), to host memory (page-locked, if
+   the host is not to wait for the copy), with the step and the seed of the tensor's group. When the stream has come
+   that far (cudaStreamSynchronize), the second seals the copy, as kopt_state_seal() does: it can go to a file. The
+   second needs no GPU; opt and t are those of the tensor. Copy the weights yourself, in the same place of the stream.
+   KOPT_ERROR_BOUNDS: there is no such group. KOPT_ERROR_SIZE: size is less than 64 (but 0 is valid, and does nothing)
+   or more than t->state_size; the second: less than kopt_state_size(). */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
                                                  void *block, size_t size, void *stream);
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
@@ -2598,14 +2598,6 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(c
     for (; i < k.n; i += all) kopt_cuda_init_element_(&k, i);
 }
 
-/* Writes the seed and the step of a group to the header of a block: bytes 32 to 43. */
-static __global__ void kopt_cuda_save_kernel_(const kopt_cuda_group_ *group, kopt_byte_ *state) {
-    const uint64_t seed = group->opt.seed;
-    kopt_cuda_store_one_(state + 32, 4, static_cast<uint32_t>(seed & 0xFFFFFFFFu));
-    kopt_cuda_store_one_(state + 36, 4, static_cast<uint32_t>(seed >> 32));
-    kopt_cuda_store_one_(state + 40, 4, group->opt.step);
-}
-
 /* total: bytes of the block, 0 if there is none. */
 static kopt_result kopt_cuda_launch_init_(kopt_cuda_init_ *k, size_t total, void *stream) {
     void *arguments[] = {k};
@@ -2618,11 +2610,6 @@ static kopt_result kopt_cuda_launch_init_(kopt_cuda_init_ *k, size_t total, void
     return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_init_kernel_),
                              blocks < 0x7FFFFFFFu ? static_cast<uint32_t>(blocks) : 0x7FFFFFFFu, KOPT_THREADS_,
                              arguments, stream);
-}
-
-static kopt_result kopt_cuda_launch_save_(const kopt_cuda_group_ *group, kopt_byte_ *state, void *stream) {
-    void *arguments[] = {&group, &state};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_save_kernel_), 1, 1, arguments, stream);
 }
 
 static kopt_result kopt_cuda_copy_back_(void *to, const void *from, size_t size, void *stream) {
@@ -3059,7 +3046,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const
     k.copy_format = t->copy_format;
     k.rounding = opt->rounding;
     if (k.state != KOPT_NULL_) {
-        kopt_make_header_(header, opt, t);
+        kopt_make_open_header_(header, opt, t->id, t->n, t->first_index);
         for (i = 0; i < KOPT_HEADER_ / 4; i++) k.header[i] = kopt_load32_(header + 4 * i);
     }
     return kopt_cuda_launch_init_(&k, layout.total, stream);
@@ -3067,6 +3054,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
                                                 void *block, size_t size, void *stream) {
+    kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, block);
+    const kopt_optimizer *opt; /* on the GPU */
     kopt_result result;
     if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
@@ -3074,8 +3063,10 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size
     if (block == KOPT_NULL_ || t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
     if (size < KOPT_HEADER_ || size > t->state_size) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(block, size, t->state, size)) return KOPT_ERROR_OVERLAP;
-    result = kopt_cuda_launch_save_(kopt_cuda_groups_(plan) + group, KOPT_CAST_(kopt_byte_ *, t->state), stream);
-    return result == KOPT_OK ? kopt_cuda_copy_back_(block, t->state, size, stream) : result;
+    opt = &kopt_cuda_groups_(plan)[group].opt;
+    result = kopt_cuda_copy_back_(block, t->state, size, stream);
+    if (result == KOPT_OK) result = kopt_cuda_copy_back_(to + 32, &opt->seed, 8, stream); /* as in a sealed block */
+    return result == KOPT_OK ? kopt_cuda_copy_back_(to + 40, &opt->step, 4, stream) : result;
 }
 
 /* The tensor with its block in host memory. The functions that take it read no other memory of the tensor. */

@@ -218,6 +218,8 @@ broken() {
     mistake damage 'a damaged file becomes the previous one' 's/\*keep = newest != DAMAGED;/*keep = 1;/'
     mistake damage 'a damaged file and no other: it starts afresh' \
         's/newest == ABSENT && older == ABSENT/older != LOADED/'
+    mistake damage 'fields that contradict each other are taken' 's/!is_possible(r) || //'
+    mistake damage 'what was loaded is not compared with the file' 's/ || crc != s.crc//'
     mistake files 'the size of the net is not compared' 's/if (n != a->n) return KOPT_ERROR_MISMATCH;//'
     mistake files 'a file of another program is taken' 's/memcmp(magic, MAGIC, 8) != 0/0/'
     mistake files 'a file of another model counts as damaged' 's/return damaged ? DAMAGED : STOP;/return DAMAGED;/'

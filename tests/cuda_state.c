@@ -344,6 +344,7 @@ static void checkpoints(int count) {
         finish();
         to_host(&begun, kopt_cuda_plan_steps(&t.plan, 0), 4);
         bad_save += begun != o.step + (uint32_t)steps || begun != t.opt.step;
+        bad_save += difference(&t) != ARRAYS; /* the block on the GPU is that of the host, also after it was saved */
         bad_list += checkpoint_differs(&t, saved);
         /* o has the old step: the block knows the new one */
         bad_save += kopt_cuda_state_seal(&o, &t.gpu, saved, size) != KOPT_OK || saved[size] != 0x5a;

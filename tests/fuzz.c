@@ -497,7 +497,7 @@ static int block_good(const kopt_optimizer *o, const kopt_tensor *t, int sealed)
            little(h + 16, 8) == t->n && little(h + 24, 8) == t->first_index;
 }
 
-/* Decay mode, roundings and what else tells apart the optimizers that fill the same arrays. */
+/* Decay mode, roundings and what else tells apart the optimizers that fill the same arrays. An open block has none. */
 static int variant_good(const kopt_optimizer *o, const kopt_tensor *t) {
     const unsigned char *h = t->state;
     const int moments = ref_moments(o), compensated = o->rounding == KOPT_KAHAN || o->rounding == KOPT_COMPACT;
@@ -509,17 +509,19 @@ static int variant_good(const kopt_optimizer *o, const kopt_tensor *t) {
     if (o->rule == KOPT_SGD && o->nesterov) rest += 1;
     if (o->rule == KOPT_ADAM && o->stable) rest += 8;
     if (o->rule == KOPT_ADAM_ATAN2 && o->atan2_outside) rest += 16;
+    if (h[10] == 0) rounding = rest = 0;
     return h[7] / 16 == rounding && h[9] / 8 == rest;
 }
 
-/* The numbers of the header. */
+/* The numbers of the header, which an open block does not have. */
 static void require_numbers(const kopt_optimizer *o, const kopt_tensor *t) {
     const unsigned char *h = t->state;
     const int sgd = o->rule == KOPT_SGD;
     const double number[4] = {o->lr, o->weight_decay, sgd ? o->momentum : o->beta1, sgd ? o->dampening : o->beta2};
     int i;
     if (t->n == 0 || ref_layout_of(o, t->n).size == 0) return;
-    for (i = 0; i < 4; ++i)
+    for (i = 32; i < 64 && h[10] == 0; ++i) REQUIRE(h[i] == 0, "an open block tells of the run");
+    for (i = 0; i < 4 && h[10] != 0; ++i)
         if (in_float_range(number[i]))
             REQUIRE(little(h + 48 + 4 * i, 4) == ref_bits((float)number[i]), "other numbers in the header");
 }
@@ -1102,6 +1104,8 @@ static void call_seal_open(int opening) {
     static unsigned char older[4][4 * LONGEST]; /* the moments of a block with codes of the dynamic map */
     int good, expected, dynamic = 0, k;
     kopt_optimizer o = w.opt;
+    uint64_t seed = 0;
+    uint32_t step = 0;
     if (opening && w.opt.moment_format == KOPT_Q8 && ref_moments(&w.opt) > 0 && total != 0 && byte() & 1 &&
         open_expected(&w.opt, t)) {
         const ref_layout l = ref_layout_of(&w.opt, t->n);
@@ -1116,6 +1120,7 @@ static void call_seal_open(int opening) {
     else
         expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t, 0);
     if (no == 1 || no == 2) expected = 0;
+    if (expected && total != 0) seed = little(h + 32, 8), step = (uint32_t)little(h + 40, 4);
     prepare();
     if (h != NULL && t->state_size >= 64) reads(h, 64);
     if (t->state_size >= total) writes(h, total);
@@ -1132,13 +1137,29 @@ static void call_seal_open(int opening) {
     for (k = 0; good && dynamic && k < ref_moments(&w.opt); ++k) require_moments(&w.opt, t, k, older[k], 0);
     if (!good || total == 0) return;
     if (opening) {
-        REQUIRE(w.opt.step == little(h + 40, 4) && w.opt.seed == little(h + 32, 8), "step and seed are not restored");
+        REQUIRE(w.opt.step == step && w.opt.seed == seed, "step and seed are not restored");
     } else {
         REQUIRE(little(h + 40, 4) == o.step && little(h + 32, 8) == o.seed, "step and seed are not sealed");
         REQUIRE(block_checksum(h, total) == little(h + 44, 4), "the checksum is not the documented one");
     }
     REQUIRE(block_good(&w.opt, t, !opening) && variant_good(&w.opt, t), "the header is not the documented one");
     require_numbers(&w.opt, t);
+}
+
+/* A header that some block may have, by the table of docs/numerics.md section 8a. */
+static int header_good(const unsigned char *h) {
+    static const unsigned char least[] = {0, 2, 1, 4, 2, 2, 0, 2}, largest[] = {1, 3, 1, 4, 2, 2, 0, 2};
+    const int rule = h[5], rounding = h[7] % 16, moments = h[9] % 8, decay = h[9] / 16 % 4;
+    const int compensated = h[6] != KOPT_F32 && (rounding == KOPT_KAHAN || rounding == KOPT_COMPACT);
+    if (memcmp(h, "KOPT", 4) != 0 || !(h[4] == 2 || (h[4] == 1 && h[10] == 1)) || h[10] > 1 || h[11] != 0) return 0;
+    if (rule > KOPT_ADAM_ATAN2 || h[6] > KOPT_FP16 || rounding > KOPT_EXACT || h[8] > 4) return 0;
+    if (moments < least[rule] || moments > largest[rule] || (h[6] == KOPT_F32 && rounding != 0)) return 0;
+    if (little(h + 16, 8) > (SIZE_MAX - 256) / 32 || little(h + 24, 8) >> 63 != 0) return 0;
+    if (h[10] == 0) return h[7] < 16 && h[9] < 8;
+    if (h[7] >= 64 || (h[7] & 16 && (moments == 0 || h[8] == KOPT_F32)) || (h[7] & 32 && !compensated)) return 0;
+    if (decay > KOPT_FULLY_DECOUPLED || (decay != 0 && rule == KOPT_EMA)) return 0;
+    return (!(h[9] & 8) || (rule == KOPT_SGD && moments != 0)) && (!(h[9] & 64) || rule == KOPT_ADAM) &&
+           (!(h[9] & 128) || rule == KOPT_ADAM_ATAN2);
 }
 
 /* What a block says, whatever its bytes are. */
@@ -1152,9 +1173,7 @@ static void call_inspect(void) {
     if (expected) {
         reads(h, 64);
         version = h[4];
-        expected = !memcmp(h, "KOPT", 4) && (version == 2 || (version == 1 && h[10] == 1)) && h[10] <= 1 &&
-                   h[11] == 0 && h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && h[7] % 16 <= KOPT_EXACT && h[8] <= 4 &&
-                   h[9] % 8 <= 4;
+        expected = header_good(h);
     }
     prepare();
     if (h != NULL && size >= 64) reads(h, 64);
@@ -1162,14 +1181,14 @@ static void call_inspect(void) {
     good = took(kopt_state_inspect(h, size, &o, &shape));
     finish(15, "kopt_state_inspect", good, expected);
     if (!good) return;
-    REQUIRE((int)o.rule == h[5] && (int)o.rounding == h[7] % 16 && o.step == little(h + 40, 4) &&
-                o.seed == little(h + 32, 8) && shape.n == little(h + 16, 8) && shape.id == little(h + 12, 4) &&
-                shape.first_index == little(h + 24, 8),
+    REQUIRE((int)o.rule == h[5] && (int)o.rounding == h[7] % 16 && o.step == (h[10] ? little(h + 40, 4) : 0) &&
+                o.seed == (h[10] ? little(h + 32, 8) : 0) && shape.n == little(h + 16, 8) &&
+                shape.id == little(h + 12, 4) && shape.first_index == little(h + 24, 8),
             "another block is told of");
     if (version == 2 && optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && t->n &&
         ref_layout_of(&w.opt, t->n).size && block_good(&w.opt, t, h[10]) && variant_good(&w.opt, t))
         REQUIRE(ref_layout_of(&o, t->n).size == ref_layout_of(&w.opt, t->n).size &&
-                    !o.stable == !(w.opt.rule == KOPT_ADAM && w.opt.stable),
+                    !o.stable == !(h[10] && w.opt.rule == KOPT_ADAM && w.opt.stable),
                 "another optimizer is told of");
 }
 

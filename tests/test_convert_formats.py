@@ -8,6 +8,7 @@ words of fp32 are split and 8-bit maps are made by integer arithmetic. `./build.
 the real bitsandbytes."""
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+import zlib
 from fractions import Fraction
 
 sys.path.insert(0, "docs/examples")
@@ -937,6 +939,8 @@ def test_refusals():
     wrong += [c for c in range(0, len(whole), 4999) if accepted("torch", "kahan_opt", whole[:c])]
     ok(not wrong, "... and in a safetensors file of this script%s" % (wrong[:5] or ""))
 
+    contradictions()
+
     def message(call):
         try:
             call()
@@ -972,6 +976,59 @@ def test_refusals():
     report = convert.convert("torch", "kahan_opt", at("late"), at("ours"))
     ok(said(report, "layer.bias has none, as it never had a gradient"),
        "a parameter without a state gets zeros, and it says so")
+
+
+def contradictions():
+    """Files that no damage made: their fields contradict each other or are no numbers, and their checksums are right.
+    Each is converted to what it says, or refused in a sentence."""
+    with open(at("ours"), "rb") as f:
+        whole = f.read()
+    tried, wrong = 0, []
+    opt, again = ko.kopt_optimizer(), bytearray(180)
+    fields = [(i, 1) for i in range(4, 12)] + [(12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 4), (168, 4), (172, 4)]
+    fields += [(i, 8) for i in range(48, 168, 8)]
+    fields += [(176 + i, size) for i, size in fields[:14]] + [(176 + i, 4) for i in (48, 52, 56, 60)]
+    values = [0, 1, 2, 3, 7, 16, 255, 0x7FC00000, 2 ** 32 - 1, 0x7FF0 << 48, 0x7FF8 << 48, 0x3FE0 << 48, 2 ** 63]
+    for (place, size), value in itertools.product(fields, values):
+        broken = bytearray(whole)
+        broken[place:place + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
+        broken[-4:] = zlib.crc32(broken[:-4] + b"\0").to_bytes(4, "little")
+        tried += 1
+        if not accepted("kahan_opt", "fp32", broken):
+            continue
+        ko.check(ko.kopt_save_inspect(bytes(broken), 176, ko.byref(opt), None))
+        ko.check(ko.kopt_save(ko.byref(opt), None, 0, (ko.c_char * 180).from_buffer(again), 180))
+        if again[:16] + again[32:176] != broken[:16] + broken[32:176]:
+            wrong.append((place, value))
+    ok(tried > 500 and not wrong, "%d checkpoints that contradict themselves: refused, or they are what they say %s" % (
+        tried, wrong[:3] or ""))
+    data, meta, tried, wrong = load_file(at("torch")), read_meta(at("torch")), 0, []
+    texts = ["", "[]", "{}", "null", "-1", "NaN", '"x"', "[1]", '{"a": 1}', "1e999"]
+    parts = [None, [], {}, "x", -1, -2.5, float("nan"), float("inf"), 1 << 70, 7, [0.9], [0.9, "x"]]
+    for key in sorted(set(meta) - {"crc32"}):
+        changes = [None] + texts
+        if meta[key].startswith("{"):
+            old = json.loads(meta[key])
+            changes += [json.dumps({**old, k: part}) for k in old for part in parts]
+            changes += [json.dumps({k: v for k, v in old.items() if k != gone}) for gone in old]
+        for change in changes:
+            new = {k: v for k, v in meta.items() if k not in ("crc32", key)}
+            convert.store_safetensors(at("altered"), data, new if change is None else {**new, key: change})
+            model = Model()
+            optimizer = torch.optim.AdamW(model.parameters())
+            for call in (lambda: convert.convert("torch", "kahan_opt", at("altered"), at("unwanted")),
+                         lambda: convert.convert("fp32", "kahan_opt", at("altered"), at("unwanted")),
+                         lambda: convert.load(at("altered"), "torch", model, optimizer),
+                         lambda: convert.read_names(at("altered")), lambda: convert.inspect(at("altered"))):
+                tried += 1
+                try:
+                    call()
+                except convert.Refused:
+                    pass
+                except Exception as error:  # pylint: disable=broad-except
+                    wrong.append((key, change, repr(error)))
+    ok(tried > 500 and not wrong, "%d uses of safetensors files with contradicting metadata: refused, or used %s" % (
+        tried, wrong[:3] or ""))
 
 
 def read_meta(path):

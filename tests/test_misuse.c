@@ -288,7 +288,14 @@ static void check_identity(void) {
     o = kopt_adamw(0.2);
     ok(kopt_state_open(&o, &t) == KOPT_OK && o.step == 9 && o.seed == 11 && fabs(o.lr - 0.2) < 1e-12,
        "other numbers may differ: opened, and they stay those of the program");
-    ok(kopt_state_inspect(state.byte, size, &was, NULL) == KOPT_OK, "inspect: an open block");
+    shape.n = shape.id = 0, shape.first_index = 0;
+    ok(kopt_state_inspect(state.byte, size, &was, &shape) == KOPT_OK && was.rule == KOPT_ADAM && !was.amsgrad &&
+           was.rounding == KOPT_KAHAN && was.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 &&
+           shape.n == N && shape.id == 3 && shape.first_index == 256 && kopt_state_size(&was, N) == size,
+       "inspect: an open block: what lays it out, and whose it is");
+    ok(was.seed == 0 && was.step == 0 && ref_bits((float)was.lr) == 0 && was.decay_mode == KOPT_L2 &&
+           ref_bits((float)was.beta2) == ref_bits(0.999f),
+       "... and nothing else");
     sealed[48] = sealed[49] = 0, sealed[50] = 0x80, sealed[51] = 0x7f;
     ok(kopt_state_inspect(sealed, size, &was, NULL) == KOPT_OK && was.lr > 1e300, "inspect: an infinite lr");
     ok(kopt_state_inspect(NULL, size, &was, NULL) == KOPT_ERROR_NULL &&
@@ -296,32 +303,42 @@ static void check_identity(void) {
        "inspect: no block, half a header");
     sealed[5] = 8;
     ok(kopt_state_inspect(sealed, size, &was, NULL) == KOPT_ERROR_STATE, "inspect: a rule that does not exist");
+    sealed[5] = KOPT_ADAM_ATAN2, sealed[9] = 2 + 16;
+#ifndef KAHAN_OPT_VMATH
+    ok(kopt_state_inspect(sealed, size, &was, NULL) == KOPT_ERROR_OPTION, "inspect: a rule that this build leaves out");
+#endif
+    sealed[5] = KOPT_LION;
+    ok(kopt_state_inspect(sealed, size, &was, NULL) == KOPT_ERROR_STATE, "inspect: Lion with two moments");
     build(kopt_sgd(0.5, 0.9));
     opt.nesterov = 1;
     kopt_state_init(&opt, &t, NULL);
+    ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
+           !was.nesterov && kopt_state_size(&was, N) == kopt_state_size(&opt, N),
+       "inspect: an open block with a momentum, whatever it is");
+    kopt_state_seal(&opt, &t);
     ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.rule == KOPT_SGD && was.nesterov &&
            ref_bits((float)was.momentum) == ref_bits(0.9f) && ref_bits((float)was.dampening) == 0,
        "inspect: SGD's momentum and dampening");
     build(kopt_sgd(0.5, 1e-300)); /* 0 as fp32 */
-    kopt_state_init(&opt, &t, NULL);
+    kopt_state_init(&opt, &t, NULL), kopt_state_seal(&opt, &t);
     ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
            kopt_state_size(&was, N) == kopt_state_size(&opt, N),
        "inspect: a momentum that fp32 does not have still keeps a moment");
     build(kopt_sgd(0.5, 0));
-    kopt_state_init(&opt, &t, NULL);
+    kopt_state_init(&opt, &t, NULL), kopt_state_seal(&opt, &t);
     state.byte[59] = 0x3f; /* damaged: 0.5, and no moment */
     ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && !(was.momentum > 0) &&
            kopt_state_size(&was, N) == kopt_state_size(&opt, N),
        "inspect: no momentum where there is no moment");
     build(kopt_adamw(0.5));
     opt.rounding = KOPT_COMPACT, opt.moment_rounding = KOPT_NEAREST;
-    kopt_state_init(&opt, &t, NULL);
+    kopt_state_init(&opt, &t, NULL), kopt_state_seal(&opt, &t);
     ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.rounding == KOPT_COMPACT &&
            was.moment_rounding == KOPT_NEAREST && was.compensation_rounding == KOPT_STOCHASTIC,
        "inspect: moments rounded to nearest");
     build(kopt_adamw(0.5));
     opt.compensation_rounding = KOPT_NEAREST;
-    kopt_state_init(&opt, &t, NULL);
+    kopt_state_init(&opt, &t, NULL), kopt_state_seal(&opt, &t);
     ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.moment_rounding == KOPT_STOCHASTIC &&
            was.compensation_rounding == KOPT_NEAREST,
        "inspect: compensation rounded to nearest");

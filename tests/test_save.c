@@ -66,11 +66,10 @@ static int steps(model *to, int from, int end) {
     return bad;
 }
 
-/* Are weights, copies and states equal? The headers of open blocks may have another step. */
+/* Are weights, copies and states equal, to the last byte? */
 static int same(const model *a, const model *b) {
-    int i, differ = a->opt.step != b->opt.step || a->opt.seed != b->opt.seed;
-    for (i = 0; i < LIST; ++i) differ += memcmp(a->state[i] + 64, b->state[i] + 64, STATE - 64) != 0;
-    return !differ && !memcmp(a->weight, b->weight, sizeof a->weight) && !memcmp(a->copy, b->copy, sizeof a->copy);
+    return a->opt.step == b->opt.step && a->opt.seed == b->opt.seed && !memcmp(a->state, b->state, sizeof a->state) &&
+           !memcmp(a->weight, b->weight, sizeof a->weight) && !memcmp(a->copy, b->copy, sizeof a->copy);
 }
 
 /* A process that starts again: the same calls, but no memory of the run. */
@@ -184,6 +183,54 @@ static void check_combinations(void) {
        combinations, bad_run, bad_size, bad_end);
     ok(!bad_live, "saving touches nothing: %d", bad_live);
     ok(!bad_pieces, "in pieces, in order and of at most 32 KiB: the same bytes, the same model: %d differ", bad_pieces);
+}
+
+/* ---- Equal runs have equal bytes --------------------------------------------------------------------------------- */
+
+/* What may change between two steps. turn 0: nothing. */
+static void change_options(kopt_optimizer *o, int turn) {
+    if (turn == 0) return;
+    o->lr *= 0.5, o->seed += 77, o->weight_decay = 0.125 * turn, o->beta1 *= 0.75, o->grad_scale = 2;
+    o->decay_mode = (kopt_decay_mode)(turn % 3), o->max_lr = 1;
+    o->moment_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    o->compensation_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    if (o->rule == KOPT_SGD && o->momentum > 0) o->nesterov = turn & 1, o->momentum = turn & 1 ? 0.5 : 0.7;
+    if (o->rule == KOPT_ADAM) o->stable = turn & 1;
+}
+
+/* A run that goes on, one that is saved and loaded in the middle, one whose blocks were made with other options. */
+static void check_equal_runs(void) {
+    int rule, form, k, loaded = 0, begun = 0, runs = 0;
+    for (rule = 0; rule < 8; ++rule)
+        for (form = 0; form < 15; ++form) {
+            kopt_optimizer opt = rule_of(rule), other_opt = opt;
+            opt.weight_format = (kopt_format)(form % 3), opt.rounding = (kopt_rounding)(form % 5);
+            opt.moment_format = (kopt_format)((form + rule) % 4);
+            build(&m, &opt);
+            build(&whole, &opt);
+            other_opt = opt, change_options(&other_opt, 1), other_opt.step = 5;
+            build(&other, &other_opt);
+            other.opt = m.opt;
+            for (k = 0; k < 4; ++k, ++runs) {
+                change_options(&m.opt, k), change_options(&whole.opt, k), change_options(&other.opt, k);
+                if (steps(&m, 2 * k, 2 * k + 1) || steps(&whole, 2 * k, 2 * k + 1) || steps(&other, 2 * k, 2 * k + 1) ||
+                    kopt_save(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK)
+                    ok(0, "a step, or saved");
+                opt = m.opt, opt.lr = opt.weight_decay = 0.25, opt.seed = 1, opt.step = 99;
+                restart(&m, &opt);
+                if (kopt_load(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK) ok(0, "loaded");
+                if (steps(&m, 2 * k + 1, 2 * k + 2) || steps(&whole, 2 * k + 1, 2 * k + 2) ||
+                    steps(&other, 2 * k + 1, 2 * k + 2))
+                    ok(0, "a step");
+                loaded += !same(&m, &whole);
+                begun += !same(&other, &whole);
+            }
+        }
+    ok(!loaded,
+       "saved and loaded in the middle of %d runs: the bytes of the run that went on, headers included: %d "
+       "differ",
+       runs, loaded);
+    ok(!begun, "blocks that were made with other numbers, or with another step: %d differ", begun);
 }
 
 /* ---- The layout -------------------------------------------------------------------------------------------------- */
@@ -341,6 +388,257 @@ static void check_damage(void) {
        written, plain);
     ok(kopt_load(&other.opt, other.list, LIST, bytes, size + 100) == KOPT_OK && other.opt.step == 2,
        "... and whole, with bytes after it, it is taken");
+}
+
+/* ---- Contradictions: what kopt_save never wrote, with a checksum that is right ----------------------------------- */
+
+typedef struct place {
+    size_t at;
+    int size;
+} place;
+enum { OPTIMIZERS = 12, MOST_PLACES = 160, SMALL_FILE = 4096 };
+static place places[MOST_PLACES];
+static int place_count;
+static uint32_t dice;
+static uint32_t below(uint32_t n) { return lcg32(&dice) / 2 % n; }
+
+static void put_number(unsigned char *p, uint64_t x, int size) {
+    for (; size > 0; --size, x >>= 8) *p++ = (unsigned char)x;
+}
+
+/* Every field of a header: of a checkpoint (which has lookahead and flags) or of a state block at `at`. */
+static void add_fields(size_t at, int block) {
+    static const int size[] = {4, 1, 1, 1, 1, 1, 1, 1, 4, 8, 8, 8, 4, 4};
+    size_t i;
+    for (i = 0; i < sizeof size / sizeof *size; ++i, ++place_count)
+        places[place_count].at = at, places[place_count].size = size[i], at += (size_t)size[i];
+    for (i = 0; i < (block ? 4 : 17); ++i, ++place_count) {
+        places[place_count].at = at, places[place_count].size = block || i > 14 ? 4 : 8;
+        at += (size_t)places[place_count].size;
+    }
+}
+
+/* A value that contradicts something: an edge of a number, another option, one bit, or one more or less. */
+static uint64_t bad_value(const place *p, uint64_t was, uint32_t k) {
+    static const double number[] = {0,     1,    -1,   0.5,  0.9, 0.999999, 1e-45,  1e-300,
+                                    1e300, 3e38, 4e38, -0.9, 2,   1e-8,     5e-324, -1e-300};
+    const double x = number[k % 16];
+    const float y = (float)x;
+    uint64_t bits = bits_of(x);
+    uint32_t half;
+    memcpy(&half, &y, 4);
+    if (p->size == 4) bits = half;
+    if (p->size == 1 || k >= 42)
+        return k % 16 < 8 || p->size > 1 ? was ^ UINT64_C(1) << k % (8 * (uint32_t)p->size) : k % 11;
+    if (k < 16) return bits;
+    switch (k) {
+    case 16: return was + 1;
+    case 17: return was - 1;
+    case 18: return p->size == 4 ? 0x7f800000 : UINT64_C(0x7ff) << 52;
+    case 19: return p->size == 4 ? 0x7fc00000 : UINT64_C(0x7ff8) << 48;
+    case 20: return p->size == 4 ? 0x7f800001 : (UINT64_C(0x7ff) << 52) + 1;
+    case 21: return p->size == 4 ? 0x80000000 : UINT64_C(1) << 63;
+    case 22: return was << 1;
+    case 23: return was >> 1;
+    case 24: return UINT64_MAX;
+    case 25: return UINT32_MAX;
+    default: return k - 25; /* 1 to 16 */
+    }
+}
+enum { VALUES = 42 + 64 };
+
+static kopt_optimizer optimizer_of(int which) {
+    kopt_optimizer o = which < 8     ? rule_of(which)
+                       : which == 8  ? kopt_ema(0.9)
+                       : which == 9  ? kopt_adam(0.01)
+                       : which == 10 ? kopt_sgd(0.01, 0.9)
+                                     : kopt_lion(0.01);
+    if (which == 0) o.rounding = KOPT_STOCHASTIC; /* no state blocks at all */
+    if (which == 2) o.moment_format = KOPT_Q8, o.rounding = KOPT_COMPACT;
+    if (which == 4) o.weight_format = KOPT_F32, o.moment_format = KOPT_F32;
+    if (which == 7) o.weight_format = KOPT_FP16, o.rounding = KOPT_EXACT;
+    if (which == 9) o.amsgrad = 1, o.decay_mode = KOPT_FULLY_DECOUPLED, o.maximize = 1, o.rounding = KOPT_NEAREST;
+    if (which == 10) o.nesterov = 1, o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.zero_grad = 1;
+    if (which == 11) o.rounding = KOPT_STOCHASTIC, o.moments_only = 1, o.moment_rounding = KOPT_NEAREST;
+    return o;
+}
+
+static int read_again(void *user, uint64_t offset, void *data, size_t size) {
+    if (offset > *(size_t *)user || size > *(size_t *)user - (size_t)offset) return 1;
+    memcpy(data, again + (size_t)offset, size);
+    return 0;
+}
+
+static unsigned taken, refused, told;
+static int bad_written, bad_taken, bad_told;
+
+/* again[] holds such a file. *pristine is what it is loaded into, and `other` equals it. */
+static void try_contradiction(const model *pristine, size_t size) {
+    static unsigned char saved[SMALL_FILE];
+    const size_t end = size - 4;
+    kopt_file file;
+    kopt_result r;
+    kopt_optimizer seen;
+    uint64_t count = 0;
+    unsigned char was = again[end];
+    int i;
+    again[end] = 0, put_number(again + end, crc32_of(again, end + 1), 4);
+    file.write = NULL, file.read = read_again, file.user = &size;
+    r = was & 1 ? kopt_load(&other.opt, other.list, LIST, again, size)
+                : kopt_load_from(&other.opt, other.list, LIST, &file);
+    if (r != KOPT_OK) {
+        refused++;
+        bad_written += memcmp(&other, pristine, sizeof other) != 0;
+        bad_taken += r != KOPT_ERROR_STATE && r != KOPT_ERROR_MISMATCH;
+    } else {
+        taken++;
+        bad_taken +=
+            kopt_save(&other.opt, other.list, LIST, saved, sizeof saved) != KOPT_OK || memcmp(saved, again, size) != 0;
+        for (i = 0; i < LIST; ++i) {
+            const size_t used = other.list[i].state_size;
+            bad_written += memcmp(other.state[i] + used, pristine->state[i] + used, STATE - used) != 0;
+        }
+        memcpy(&other, pristine, sizeof other);
+    }
+    /* What the header tells is an optimizer whose own header has the same bytes. */
+    memset(&seen, 0xA5, sizeof seen);
+    if (kopt_save_inspect(again, 176, &seen, &count) != KOPT_OK) {
+        bad_told += r == KOPT_OK;
+        return;
+    }
+    told++;
+    bad_told += kopt_save(&seen, NULL, 0, saved, sizeof saved) != KOPT_OK || memcmp(saved, again, 16) != 0 ||
+                memcmp(saved + 32, again + 32, 144) != 0 || count != number(again + 16, 8);
+}
+
+/* A header of a state block: what it tells is an optimizer and a tensor whose block has the same bytes 4 to 31. */
+static void try_header(const unsigned char *h) {
+    static kopt_bf16 weights[2 * MOST];
+    static unsigned char block[STATE];
+    kopt_optimizer seen;
+    kopt_tensor t = kopt_tensor_of(weights, NULL, KOPT_BF16, 0, block, sizeof block);
+    memset(&seen, 0xA5, sizeof seen);
+    if (kopt_state_inspect(h, 64, &seen, &t) != KOPT_OK) return;
+    told++;
+    bad_told += t.n > (SIZE_MAX - 256) / 32 || t.first_index >> 63 != 0;
+    if (h[4] == 1 || h[8] == 3 || t.n > MOST || t.n == 0) return;
+    seen.lr = seen.max_lr = 0.1, seen.beta1 = seen.beta2 = 0.5, seen.weight_decay = seen.dampening = 0;
+    if (seen.rule == KOPT_SGD && h[9] & 7) seen.momentum = 0.5;
+    bad_told += kopt_state_init(&seen, &t, NULL) != KOPT_OK || (h[10] && kopt_state_seal(&seen, &t) != KOPT_OK);
+    bad_told += kopt_state_size(&seen, t.n) != 0 && memcmp(block + 4, h + 4, 28) != 0;
+}
+
+/* An optimizer has no padding (where pointers have 64 bits): copied or compared as bytes, all of them have been set. */
+static void check_no_padding(void) {
+    kopt_optimizer a, b;
+    memset(&a, 0, sizeof a), memset(&b, 0xFF, sizeof b);
+#define SET(field) memcpy(&b.field, &a.field, sizeof a.field);
+    SET(rule)
+    SET(weight_format)
+    SET(rounding) SET(moment_format) SET(moment_rounding) SET(compensation_rounding) SET(decay_mode) SET(nesterov)
+        SET(maximize) SET(zero_grad) SET(lr) SET(max_lr) SET(weight_decay) SET(amsgrad) SET(stable) SET(moments_only)
+            SET(lookahead) SET(lookahead_rate) SET(beta1) SET(beta2) SET(beta3) SET(eps) SET(momentum) SET(dampening)
+                SET(grad_scale) SET(clip) SET(seed) SET(step) SET(made_) SET(atan2_a) SET(atan2_b) SET(atan2_outside)
+                    SET(unused_) SET(sharpness) SET(vmath)
+#undef SET
+                        ok(sizeof(void *) != 8 || !memcmp(&a, &b, sizeof a), "kopt_optimizer has no padding");
+}
+
+static void check_contradictions(void) {
+    static model pristine;
+    const int pairs = quick ? 1500 : 60000, every = quick ? 7 : 1;
+    int which, k, j;
+    for (which = 0; which < OPTIMIZERS; ++which) {
+        const kopt_optimizer opt = optimizer_of(which);
+        size_t size, i, at = 176;
+        build(&m, &opt);
+        for (k = 0; k < LIST; ++k) {
+            m.list[k].n = k == 0 ? 21 : k == 1 ? 7 : k == 2 ? 0 : 10;
+            m.list[k].state_size = kopt_state_size(&opt, m.list[k].n);
+            if (kopt_state_init(&m.opt, &m.list[k], NULL) != KOPT_OK) ok(0, "init");
+        }
+        if (steps(&m, 0, 3)) ok(0, "steps");
+        size = kopt_save_size(&m.opt, m.list, LIST);
+        if (size > SMALL_FILE || kopt_save(&m.opt, m.list, LIST, bytes, size) != KOPT_OK) ok(0, "saved");
+        memcpy(&other, &m, sizeof m), connect(&other);
+        for (k = 0; k < LIST; ++k) other.list[k].n = m.list[k].n, other.list[k].state_size = m.list[k].state_size;
+        if (steps(&other, 3, 4)) ok(0, "steps");
+        memcpy(&pristine, &other, sizeof other);
+        place_count = 0, dice = (uint32_t)which + 1;
+        add_fields(0, 0);
+        for (k = 0; k < LIST; ++k) {
+            add_fields(at, 1);
+            at += kopt_save_size(&m.opt, &m.list[k], 1) - 180;
+        }
+        for (k = 0; k < place_count; ++k)
+            for (j = 0; j < VALUES; j += k < 31 || !quick ? 1 : 5) {
+                memcpy(again, bytes, size);
+                put_number(again + places[k].at,
+                           bad_value(&places[k], number(bytes + places[k].at, places[k].size), (uint32_t)j),
+                           places[k].size);
+                try_contradiction(&pristine, size);
+            }
+        for (i = 0; i < size - 4; i += (size_t)every) /* padding and arrays, too */
+            for (k = 0; k < 8; k += quick ? 3 : 1) {
+                memcpy(again, bytes, size);
+                again[i] ^= (unsigned char)(1 << k);
+                try_contradiction(&pristine, size);
+            }
+        for (k = 0; k < pairs; ++k) {
+            memcpy(again, bytes, size);
+            for (j = 0; j < 2; ++j) { /* mostly of the same header */
+                const place *p = &places[below(k % 4 ? 31 : (uint32_t)place_count)];
+                put_number(again + p->at, bad_value(p, number(bytes + p->at, p->size), below(VALUES)), p->size);
+            }
+            try_contradiction(&pristine, size);
+        }
+    }
+    ok(taken > 500 && refused > 2 * taken && !bad_taken && !bad_written,
+       "%u files that contradict themselves, with the right checksum: %u taken, of which %d not as they would be "
+       "saved; "
+       "%d wrote where they must not",
+       taken + refused, taken, bad_taken, bad_written);
+    ok(told > taken && !bad_told, "%u headers of them are told of: %d not as they would be saved", told, bad_told);
+}
+
+/* The headers of blocks, open and sealed; and what a block with such a header does when it is opened. */
+static void check_contradicting_blocks(void) {
+    static unsigned char block[STATE], kept[STATE];
+    const int pairs = quick ? 3000 : 60000;
+    int which, sealed, k, j, written = 0, lost = 0;
+    told = 0, bad_told = 0;
+    for (which = 0; which < OPTIMIZERS; ++which)
+        for (sealed = 0; sealed < 2; ++sealed) {
+            const kopt_optimizer opt = optimizer_of(which);
+            kopt_tensor t;
+            build(&m, &opt);
+            t = m.list[1], t.state_size = kopt_state_size(&opt, t.n);
+            if (t.state_size == 0) continue;
+            if (sealed && kopt_state_seal(&m.opt, &t) != KOPT_OK) ok(0, "sealed");
+            memcpy(block, t.state, t.state_size);
+            place_count = 0, dice = 1;
+            add_fields(0, 1);
+            for (k = 0; k < place_count * VALUES + pairs; ++k) {
+                kopt_optimizer o = m.opt;
+                memcpy(t.state, block, t.state_size);
+                for (j = 0; j < (k < place_count * VALUES ? 1 : 2); ++j) {
+                    const place *p = &places[k < place_count * VALUES ? k / VALUES : (int)below((uint32_t)place_count)];
+                    const uint32_t v = k < place_count * VALUES ? (uint32_t)(k % VALUES) : below(VALUES);
+                    put_number(m.state[1] + p->at, bad_value(p, number(block + p->at, p->size), v), p->size);
+                }
+                try_header(m.state[1]);
+                put_number(m.state[1] + 44, 0, 4);
+                put_number(m.state[1] + 44, crc32_of(m.state[1], t.state_size), 4);
+                memcpy(kept, m.state[1], sizeof kept);
+                if (kopt_state_open(&o, &t) == KOPT_OK)
+                    lost += kopt_optimizer_step(&o, &t, 1) != KOPT_OK && o.step != UINT32_MAX;
+                else
+                    written += memcmp(kept, m.state[1], sizeof kept) != 0 || memcmp(&o, &m.opt, sizeof o) != 0;
+            }
+        }
+    ok(told > 1000 && !bad_told, "%u headers of blocks are told of: %d not as they would be made", told, bad_told);
+    ok(!written && !lost, "opened with the right checksum: %d refused but written, %d opened that no step takes",
+       written, lost);
 }
 
 /* ---- Files that fail --------------------------------------------------------------------------------------------- */
@@ -558,9 +856,13 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "fixtures")) return print_fixtures(), 0;
     quick = argc > 1 && !strcmp(argv[1], "quick");
     check_combinations();
+    check_equal_runs();
     check_layout();
     check_fixtures();
     check_damage();
+    check_no_padding();
+    check_contradictions();
+    check_contradicting_blocks();
     check_failing_files();
     check_wrong_calls();
     return done();

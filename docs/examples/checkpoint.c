@@ -132,7 +132,7 @@ typedef struct stream {
     int fd;          /* -1: nowhere; only the checksum is made */
     int saving;      /* 1: writes, 0: reads */
     uint64_t offset; /* reading: of the next byte */
-    uint32_t crc;    /* writing: of all bytes that were flushed */
+    uint32_t crc;    /* writing: of all bytes that were flushed; reading: of the whole file */
     size_t used;     /* writing: bytes that wait in `piece` */
     unsigned char piece[PIECE];
 } stream;
@@ -390,13 +390,29 @@ static int is_whole(stream *s) {
     }
     if (move(s, &stored, 4, 1) != 0) return -1;
     s->offset = 0;
+    s->crc = crc;
     return stored == crc;
+}
+
+/* Could this training have come to these numbers? A checksum finds damage; it does not find what was made wrong and
+   then got a checksum. Each field that the training relies on, and that could contradict another one, has its line
+   here. */
+static int is_possible(const run *r) {
+    kopt_scaler c = r->scaler;
+    int k;
+    if (c.good >= c.interval || (c.good != 0 && c.bad != 0)) return 0;
+    if (kopt_scaler_update(&c, 0) != KOPT_OK) return 0; /* of a copy: refuses numbers that are out of range */
+    if (r->opt.step > r->batches / BATCHES_PER_STEP) return 0;
+    for (k = 0; k < TENSORS; ++k)
+        if (r->sums[k].count != r->batches % BATCHES_PER_STEP || r->sums[k].step != (uint32_t)r->batches) return 0;
+    return 1;
 }
 
 static outcome load_from(run *r, int fd, const char *path) {
     static stream s;
     kopt_file file = {NULL, read_bytes, &s};
     char magic[8];
+    uint32_t crc;
     int whole, damaged;
     kopt_result result = KOPT_ERROR_FILE;
     s.fd = fd, s.saving = 0, s.offset = 0;
@@ -407,6 +423,9 @@ static outcome load_from(run *r, int fd, const char *path) {
         result = move_own(&s, r);
         if (result == KOPT_OK) result = kopt_load_from(&r->opt, r->tensors, TENSORS, &file);
     }
+    /* What was loaded would be saved as this file: no field was missed, and nothing follows. */
+    if (result == KOPT_OK && (!is_possible(r) || write_run(r, -1, &crc) != KOPT_OK || crc != s.crc))
+        result = KOPT_ERROR_STATE;
     if (result == KOPT_OK) return LOADED;
     damaged = result == KOPT_ERROR_FILE || result == KOPT_ERROR_CHECKSUM; /* it was good when is_whole() read it */
     fprintf(stderr, "%s %s: %s\n", path, damaged ? "cannot be read" : "is of another model",

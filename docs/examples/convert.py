@@ -149,6 +149,13 @@ def construct(rule, lr):
     return ko.kopt_sgd(lr, 0.0) if rule == "sgd" else getattr(ko, "kopt_" + rule)(lr)
 
 
+def set_exactly(opt, key, value):
+    """Sets a field. ctypes would drop the upper bits of an integer that is too large."""
+    setattr(opt, key, value)
+    if getattr(opt, key) != value:
+        raise ValueError("%s = %r" % (key, value))
+
+
 def class_of(form, name):
     """The entry of CLASSES, also for PagedAdamW8bit and the like."""
     short = name
@@ -173,7 +180,7 @@ def options_from(form, name, group):
                 opt.beta1, opt.beta2 = value[0], value[1]
             else:
                 key = FIELD.get(key, key)
-                setattr(opt, key, type(getattr(opt, key))(value))
+                set_exactly(opt, key, type(getattr(opt, key))(value))
         if form == "optimi":
             if group.get("decouple_lr"):
                 opt.decay_mode, opt.max_lr = FULLY, float(group["max_lr"])
@@ -187,7 +194,7 @@ def options_from(form, name, group):
             opt.decay_mode = DECOUPLED
     except KeyError as key:
         raise Refused("the param_group of %s %s has no %s" % (PEERS[form], name, key)) from None
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
         raise Refused("the param_group of %s %s has a wrong value: %s" % (PEERS[form], name, error)) from None
     refuse_unless(group.get("bias_correction", True), "kahan_opt has no Adam without bias correction")
     refuse_unless(not (group.get("adam_wd") and opt.weight_decay), "kahan_opt has no Adan with adam_wd")
@@ -295,6 +302,30 @@ def open_safetensors(path):
     return data, metadata
 
 
+def json_of(path, metadata, key, absent=None):
+    """The JSON object in a value of the metadata."""
+    try:
+        value = json.loads(metadata.get(key, absent))
+    except (TypeError, ValueError):
+        value = None
+    refuse_unless(isinstance(value, dict), "%s: its metadata has no correct '%s'", path, key)
+    return value
+
+
+def ids_of(path, metadata):
+    ids = json_of(path, metadata, "ids")
+    refuse_unless(all(type(i) is int and 0 <= i < 1 << 32 for i in ids.values()), "%s: its metadata has no correct "
+                  "'ids'", path)
+    return ids
+
+
+def step_of(path, metadata):
+    """None if the file counts no steps."""
+    text = metadata.get("step", "0")
+    refuse_unless(text.isdecimal(), "%s: its metadata has no correct 'step'", path)
+    return int(text) if "step" in metadata else None
+
+
 def checksum(data, metadata):
     """The CRC-32 of the metadata and the tensors. safetensors itself has none."""
     crc = zlib.crc32(json.dumps({k: v for k, v in metadata.items() if k != "crc32"}, sort_keys=True).encode())
@@ -319,11 +350,13 @@ def read_names(path):
     except ValueError:
         data, metadata = open_safetensors(path)
         refuse_unless("ids" in metadata, "%s has no names of tensor ids in its metadata", path)
-        text = {name: {"id": i, "shape": list(data["model." + name if "format" in metadata else name].shape)}
-                for name, i in json.loads(metadata["ids"]).items()}
+        ids, prefix = ids_of(path, metadata), "model." if "format" in metadata else ""
+        refuse_unless(all(prefix + name in data for name in ids), "%s: its metadata names weights that it does not "
+                      "have", path)
+        text = {name: {"id": i, "shape": list(data[prefix + name].shape)} for name, i in ids.items()}
     try:
         names = {int(entry["id"]): (name, tuple(map(int, entry["shape"]))) for name, entry in text.items()}
-    except (TypeError, KeyError, AttributeError, ValueError):
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         raise Refused('%s is not of the form {"NAME": {"id": 0, "shape": [2, 3]}, ...}' % path) from None
     refuse_unless(len(names) == len(text), "%s gives two names the same id", path)
     return names
@@ -392,6 +425,7 @@ def read_kahan_opt(path, names=None):
 
 def write_kahan_opt(path, ck):
     opt, count = ck.opt, len(ck.tensors)
+    check(ko.kopt_state_init(ko.byref(opt), ko.byref(ko.kopt_tensor()), None), path)  # the options
     ck.tensors.sort(key=lambda t: t.id)
     tensors = (ko.kopt_tensor * count)()
     for t, one in zip(tensors, ck.tensors):
@@ -497,12 +531,10 @@ def read_peer(path, form, rule="adamw", lr=None, step=None):
     refuse_unless("format" in metadata, "%s does not say from which optimizer it is: write it with convert.save()",
                   path)
     refuse_unless(metadata["format"] == form, "%s holds a state of %s, not of %s", path, metadata["format"], form)
-    try:
-        name, group, ids = metadata["optimizer"], json.loads(metadata["group"]), json.loads(metadata["ids"])
-        count = int(metadata["step"]) if step is None and "step" in metadata else step
-        own = json.loads(metadata.get("kahan_opt", "{}"))
-    except (KeyError, ValueError) as error:
-        raise Refused("%s: its metadata has no correct %s" % (path, error)) from None
+    refuse_unless("optimizer" in metadata, "%s: its metadata has no correct 'optimizer'", path)
+    name, group, ids = metadata["optimizer"], json_of(path, metadata, "group"), ids_of(path, metadata)
+    count = step_of(path, metadata) if step is None else step
+    own = json_of(path, metadata, "kahan_opt", "{}")
     opt, notes, tensors = options_from(form, name, group), [], []
     cls = class_of(form, name)
     if count is None:
@@ -590,7 +622,7 @@ def read_states(path, form, cls, opt, one, state, shared, notes):
 def read_fp32(path, data, metadata, rule, lr):
     """Weights alone, of any file of safetensors: a fresh optimizer."""
     opt, notes, tensors = construct(rule, 1e-3 if lr is None else lr), [], []
-    ids = json.loads(metadata["ids"]) if "ids" in metadata else {}
+    ids = ids_of(path, metadata) if "ids" in metadata else {}
     names = [key for key in sorted(data) if data[key].dtype in FORMAT]
     skipped = [key for key in sorted(data) if data[key].dtype not in FORMAT]
     if skipped:
@@ -738,7 +770,7 @@ def load(path, form, model, optimizer, group=None):
     """Sets a model and its optimizer (of the library `form`) from a file of this script."""
     data, meta = open_safetensors(path)
     refuse_unless(meta.get("format") == form, "%s holds a state of %s, not of %s", path, meta.get("format"), form)
-    cls, kind = meta["optimizer"], type(optimizer).__name__
+    cls, kind = meta.get("optimizer", "nothing"), type(optimizer).__name__
     refuse_unless(class_of(form, cls) == class_of(form, kind), "%s is for %s, not for %s", path, cls, kind)
     options, parameters = parameters_of(model, optimizer, group)
     weights = {key[6:] for key in data if key.startswith("model.")}
@@ -749,7 +781,10 @@ def load(path, form, model, optimizer, group=None):
         refuse_unless(w.shape == p.shape and w.dtype == p.dtype, "%s: %s is %s %s in the file, %s %s in the model",
                       path, name, w.dtype, list(w.shape), p.dtype, list(p.shape))
     whole, states = {"state": {}, "param_groups": optimizer.state_dict()["param_groups"]}, {}
-    step = int(meta["step"]) if "step" in meta else None
+    step, saved = step_of(path, meta), json_of(path, meta, "group")
+    options_from(form, cls, saved)  # refuses what is missing or no number
+    refuse_unless(step is not None or form in ("optimi", "bitsandbytes") or not any(
+        key.startswith("optimizer.exp_avg") for key in data), "%s: its metadata has no correct 'step'", path)
     numbers = whole["param_groups"][group or 0]["params"]
     for number, (name, _, p) in zip(numbers, parameters):
         p.data.copy_(data["model." + name])
@@ -763,7 +798,7 @@ def load(path, form, model, optimizer, group=None):
             states[p].setdefault("kahan_comp", None)
         whole["state"][number] = states[p]
     new = {key: getattr(torch, value[6:]) if str(value).startswith("torch.") else value
-           for key, value in json.loads(meta["group"]).items() if key != "adam_w_mode"}
+           for key, value in saved.items() if key != "adam_w_mode"}
     new = {key: tuple(value) if isinstance(value, list) else value for key, value in new.items()}
     if form in REMAINDER:  # these have buffers of their own
         whole["param_groups"][group or 0].update(new, step=step)
@@ -859,7 +894,10 @@ def choose_formats(ck, rounding=None, weights=None, moments=None, seed=None):
     """Sets the formats of a checkpoint of kahan_opt: as asked for, as it was before, or what loses least."""
     opt, types = ck.opt, {t.weight.dtype for t in ck.tensors}
     for key, value in ck.chosen.items():
-        setattr(opt, key, value)
+        try:
+            set_exactly(opt, key, value)
+        except (TypeError, ValueError):
+            raise Refused("the metadata have a wrong value: %s = %r" % (key, value)) from None
     refuse_unless(weights is not None or len(types) <= 1, "the weights are %s, but kahan_opt has one format for a "
                   "list: choose it with --weights, or make a file of each", " and ".join(sorted(map(str, types))))
     dtype = types.pop() if types else torch.bfloat16
@@ -931,7 +969,7 @@ def inspect(path):
     data, meta = open_safetensors(path)
     lines = ["%s: %s, step %s" % (meta.get("format", "safetensors"), meta.get("optimizer", "weights only"),
                                   meta.get("step", "not counted"))] + ["  " + meta.get("group", "")]
-    ids = json.loads(meta.get("ids", "{}"))
+    ids = ids_of(path, meta) if "ids" in meta else {}
     for key in sorted(data):
         name = key[6:] if key.startswith("model.") else key
         lines.append("  %s: %s %s%s" % (key, str(data[key].dtype)[6:], list(data[key].shape),
