@@ -660,8 +660,8 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
    before each call, for example by key.step++. delta must overlap neither w nor c. Errors, with nothing written:
    KOPT_ERROR_OPTION for another format, KOPT_ERROR_BOUNDS if key.first_index is not below 2^63 or n is above SIZE_MAX /
    32 - 8, KOPT_ERROR_NULL (any pointer may be NULL if n is 0), KOPT_ERROR_OVERLAP. */
-KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
-                                     kopt_random_key key);
+KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
+                                      kopt_random_key key);
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 

@@ -739,6 +739,21 @@ def resume_without_state():
 
 
 @test
+def sealed_blocks():
+    """a block in state_dict() has the options of its group in its header, for programs in C"""
+    for decay in ("l2", "decoupled"):
+        params = parameters()
+        optimizer = KahanAdamW(params, lr=0.5, weight_decay=0.25, decay_mode=decay, seed=7)
+        steps(optimizer, params, 3)
+        opt = k.kopt_optimizer()
+        for s in optimizer.state_dict()["state"].values():
+            assert k.kopt_state_inspect(s["block"].data_ptr(), s["block"].numel(), opt, None) == k.KOPT_OK
+            assert (opt.lr, opt.weight_decay, opt.seed, opt.step) == (0.5, 0.25, 7, 3)
+            assert opt.decay_mode == getattr(k, "KOPT_" + decay.upper())
+            assert opt.moment_rounding == k.KOPT_STOCHASTIC
+
+
+@test
 def snapshots():
     """state_dict() is a snapshot, loading copies it, and both leave the running state as it is"""
     params, optimizer, saved = trained(2)
