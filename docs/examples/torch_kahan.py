@@ -626,8 +626,10 @@ class KahanOptimizer(torch.optim.Optimizer):
     def _sealed(group, p, s):
         s = dict(s, block=s["block"].to("cpu", copy=True), sealed=True)
         if s["block"].numel():
-            host, opt = Host(group, p, s), make(group, p.dtype, s["step"])
-            if k.kopt_state_seal(opt, host.t) != k.KOPT_OK:  # the group was edited: with what the block itself says
+            host = Host(group, p, s)
+            try:
+                k.check(k.kopt_state_seal(make(group, p.dtype, s["step"]), host.t))
+            except (AttributeError, TypeError, k.kopt_error):  # the group was edited: what the block itself says
                 k.check(k.kopt_state_seal(host.opt, host.t))
         return s
 
