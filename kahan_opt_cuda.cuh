@@ -3113,8 +3113,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_
         result = kopt_cuda_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n, stream);
     if (result == KOPT_OK)
         *opt = opened;
-    else if (layout.total != 0)
-        kopt_state_seal(&opened, &host);
+    else if (layout.total != 0 && kopt_state_seal(&opened, &host) != KOPT_OK)
+        return KOPT_ERROR_STATE; /* cannot be: it was opened a moment ago */
     return result;
 }
 
