@@ -217,8 +217,10 @@ static void check_kahan_add(void) {
         const kopt_format format = (kopt_format)f;
         build(kopt_sgd(1, 0));
         photograph();
-        refuses(kopt_kahan_add(NULL, state.byte, format, delta, N, zero), KOPT_ERROR_NULL, "an addition without weights");
-        refuses(kopt_kahan_add(weight.byte, NULL, format, delta, N, zero), KOPT_ERROR_NULL, "... without compensations");
+        refuses(kopt_kahan_add(NULL, state.byte, format, delta, N, zero), KOPT_ERROR_NULL,
+                "an addition without weights");
+        refuses(kopt_kahan_add(weight.byte, NULL, format, delta, N, zero), KOPT_ERROR_NULL,
+                "... without compensations");
         refuses(kopt_kahan_add(weight.byte, state.byte, format, NULL, N, zero), KOPT_ERROR_NULL, "... without a delta");
         refuses(kopt_kahan_add(weight.byte, weight.byte, format, delta, N, zero), KOPT_ERROR_OVERLAP,
                 "compensations that are the weights");
@@ -232,7 +234,8 @@ static void check_kahan_add(void) {
                 "a length below zero");
         refuses(kopt_kahan_add(weight.byte, state.byte, format, delta, N, far), KOPT_ERROR_BOUNDS,
                 "an index below zero");
-        ok(kopt_kahan_add(NULL, NULL, format, NULL, 0, zero) == KOPT_OK && unchanged(), "an empty array has no pointers");
+        ok(kopt_kahan_add(NULL, NULL, format, NULL, 0, zero) == KOPT_OK && unchanged(),
+           "an empty array has no pointers");
         ok(kopt_kahan_add(weight.byte, weight.byte + 2 * N, format, delta, N, zero) == KOPT_OK,
            "compensations right behind the weights are no overlap");
         ok(memcmp(before[0].byte, weight.byte, 2 * N) && !memcmp(before[4].byte, floats.byte, sizeof floats.byte) &&
