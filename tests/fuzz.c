@@ -556,7 +556,7 @@ static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, si
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------ */
 
-enum { WRITTEN = 96, RESULTS = KOPT_ERROR_ID + 1, CALLS = 39 };
+enum { WRITTEN = 96, RESULTS = KOPT_ERROR_ID + 1, CALLS = 40 };
 static span written[WRITTEN];
 static int written_count;
 static uint32_t control, results[RESULTS];
@@ -1684,6 +1684,41 @@ static void call_accumulate(void) {
     }
 }
 
+static void call_kahan_add(void) {
+    const kopt_isa isa = kopt_isa_current();
+    const kopt_format f = (kopt_format)(byte() & 31 ? KOPT_BF16 + (int)below(2) : any_enum());
+    const size_t n = any_length(), size = is_long(n) ? 0 : 2 * n;
+    unsigned char *const weight = any_array(n), *const c = any_array(n), *const delta = any_array(n);
+    kopt_random_key key;
+    size_t slice[4];
+    int k, good, expected;
+    key.seed = word(), key.step = word(), key.id = byte(), key.first_index = an_index();
+    expected = (f == KOPT_BF16 || f == KOPT_FP16) && !is_long(n) && key.first_index >> 63 == 0 &&
+               (n == 0 || (weight != NULL && c != NULL && delta != NULL && !share(weight, size, c, size) &&
+                           !share(weight, size, delta, 2 * size) && !share(c, size, delta, 2 * size)));
+    memcpy(&start, &w, sizeof w);
+    prepare();
+    reads(delta, 2 * size), writes(weight, size), writes(c, size);
+    hostile_control();
+    good = took(kopt_kahan_add(weight, c, f, (const float *)(void *)delta, n, key));
+    finish(39, "kopt_kahan_add", good, expected);
+    if (!good || n == 0 || (key.first_index + n) >> 63) return;
+    memcpy(other.memory, w.memory, ROOM), memcpy(w.memory, start.memory, ROOM);
+    slice[0] = 0, slice[3] = n;
+    slice[1] = below((uint32_t)n + 1), slice[2] = slice[1] + below((uint32_t)(n - slice[1]) + 1);
+    force_other(isa);
+    for (k = 2; k >= 0; --k) {
+        kopt_random_key of_slice = key;
+        of_slice.first_index += slice[k];
+        REQUIRE(kopt_kahan_add(weight + 2 * slice[k], c + 2 * slice[k], f,
+                               (const float *)(void *)(delta + 4 * slice[k]), slice[k + 1] - slice[k],
+                               of_slice) == KOPT_OK,
+                "a slice is refused, but not the whole");
+    }
+    kopt_isa_force(isa);
+    REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "another instruction set, in slices, adds otherwise");
+}
+
 static void call_accumulator_read(void) {
     const kopt_accumulator *a = &w.sum;
     const size_t n = is_long(a->n) ? 0 : a->n;
@@ -2105,7 +2140,7 @@ static void call_draw(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  7,  8,  9,
                                           10, 11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23,
-                                          24, 25, 26, 26, 27, 29, 32, 15, 16, 37, 35, 35, 36};
+                                          24, 25, 26, 26, 27, 29, 32, 15, 16, 37, 35, 35, 36, 39};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2156,6 +2191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (k == 17) call_measure();
         if (k == 18) call_clip_value();
         if (k == 19) call_accumulate();
+        if (k == 39) call_kahan_add();
         if (k == 20) call_accumulator_read();
         if (k == 21) call_scaler();
         if (k == 22) call_compress();

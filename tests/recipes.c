@@ -12,7 +12,13 @@
         stochastic   ... rounded stochastically
         f32      the library's step in fp32: no 16-bit number anywhere
         moments  fp32 weights, bf16 moments
-        rounded  as the page has it; at the end, the fp32 weights are rounded to bf16 */
+        rounded  as the page has it; at the end, the fp32 weights are rounded to bf16
+
+   With WIDE, the network has about 85,000 weights, and the program prints what a weight takes in each call of the
+   loop, in ns: the least of STEPS calls. Loops that compute gradients themselves are measured with what they do. */
+#ifdef WIDE
+#include "../bench/timing.h"
+#endif
 #include "../kahan_opt.h"
 #include <math.h>
 #include <stdio.h>
@@ -28,7 +34,12 @@
 #define AIFES 7
 #define GGML 8
 
-enum { INPUTS = 24, HIDDEN = 32, OUTPUTS = 8, BATCH = 8, SAMPLES = 1024, N1 = HIDDEN * INPUTS, N2 = OUTPUTS * HIDDEN };
+#ifdef WIDE
+enum { INPUTS = 256, HIDDEN = 256, OUTPUTS = 64 };
+#else
+enum { INPUTS = 24, HIDDEN = 32, OUTPUTS = 8 };
+#endif
+enum { BATCH = 8, SAMPLES = 1024, N1 = HIDDEN * INPUTS, N2 = OUTPUTS * HIDDEN };
 enum { N = N1 + HIDDEN + N2 + OUTPUTS }; /* the weights in order: layer 1, its biases, layer 2, its biases */
 static float all_weights[N];
 #if PROJECT != GENANN && PROJECT != TINYENGINE
@@ -105,13 +116,30 @@ static void add_in_arm(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random1
         kopt_kahan_add_bf16(w, c, delta, random16);
 }
 
+static kopt_result add_all_in_arm(void *w, void *c, kopt_format format, const float *delta, size_t n,
+                                  kopt_random_key key) {
+    kopt_bf16 *p = w;
+    if (arm != NEAREST && arm != STOCHASTIC) return kopt_kahan_add(w, c, format, delta, n, key);
+    for (size_t i = 0; i < n; i++) add_in_arm(&p[i], NULL, delta[i], 0);
+    return KOPT_OK;
+}
+
 /* ---- the loop, and how a step of training calls it --------------------------------------------------------------- */
 
+#ifndef WIDE
 #define malloc(size) counted_malloc(size)
 #define calloc(n, size) counted_calloc(n, size)
 #define kopt_state_init(opt, t, initial) in_arm(opt, t, initial, 1)
 #define kopt_optimizer_step(opt, t, count) in_arm(opt, t, NULL, (count) - 1)
 #define kopt_kahan_add_bf16(w, c, delta, random16) add_in_arm(w, c, delta, random16)
+#define kopt_kahan_add(w, c, format, delta, n, key) add_all_in_arm(w, c, format, delta, n, key)
+#endif
+#ifdef WIDE
+static double begin;
+#define START begin = cpu_seconds() /* what a step does from here on is measured */
+#else
+#define START
+#endif
 #define EACH_SAMPLE_OF_BATCH(t, s) for (int s = (t) * BATCH % SAMPLES, b = 0; b < BATCH; b++, s++)
 
 #if PROJECT != GENANN && PROJECT != TINYENGINE /* they have a forward and a backward pass of their own */
@@ -131,6 +159,9 @@ static void forward(const float *in, float *out) {
 
 /* all_grads += factor * the gradient of half the squared error of a batch. */
 static void backward(int t, float factor) {
+#ifdef WIDE /* any numbers will do */
+    for (int i = 0; i < N; i++) all_grads[i] = factor * (float)((i + t) % 97 - 48) / 4096;
+#else
     EACH_SAMPLE_OF_BATCH(t, s) {
         float out[OUTPUTS], d[OUTPUTS];
         forward(input[s], out);
@@ -147,6 +178,8 @@ static void backward(int t, float factor) {
             all_grads[N1 + k] += sum;
         }
     }
+#endif
+    START;
 }
 #endif
 
@@ -212,6 +245,7 @@ static void step(int t) { /* its backward pass adds to the updates; here to all_
     memset(all_grads, 0, sizeof all_grads);
     backward(t, -1);
     for (int i = 0; i < 4; from += sizes[i], i++) axpy(sizes[i], 1, from, updates[i]);
+    START;
     for (int i = 0; i < 2; i++) update_layer(layers[i], a);
 }
 #endif
@@ -302,6 +336,7 @@ static void forward(const float *in, float *out) {
     for (int j = 0; j < OUTPUTS; j++) out[j] = (float)y[j];
 }
 static void step(int t) {
+    START;
     EACH_SAMPLE_OF_BATCH(t, s) {
         double x[INPUTS], y[OUTPUTS];
         for (int k = 0; k < INPUTS; k++) x[k] = (double)input[s][k];
@@ -348,6 +383,7 @@ static void step(int t) {
         dense_backward(d2[b], OUTPUTS, weights2, d1[b], HIDDEN);
         for (int k = 0; k < HIDDEN; k++) d1[b][k] *= slope(y1[b][k]);
     }
+    START;
     update(y1[0], HIDDEN, d2[0], OUTPUTS, weights2, BATCH, 1, scales, RATE);
     update(input[t * BATCH % SAMPLES], INPUTS, d1[0], HIDDEN, weights1, BATCH, 1, scales, RATE);
 }
@@ -409,9 +445,15 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 6; i++)
         if (strcmp(argv[1], names[i]) == 0) arm = i, found = 1;
     if (!found) return 2;
-    (void)in_arm, (void)add_in_arm, (void)counted_malloc, (void)counted_calloc;
+    (void)in_arm, (void)add_in_arm, (void)add_all_in_arm, (void)counted_malloc, (void)counted_calloc;
     make_task();
     prepare();
+#ifdef WIDE
+    double least = 1e9;
+    for (int t = 0; t < atoi(argv[2]); t++) step(t), least = fmin(least, cpu_seconds() - begin);
+    printf("%.2f\n", least / N * 1e9 / (PROJECT == GENANN ? BATCH : 1));
+    return 0;
+#endif
     for (int t = 0; t < atoi(argv[2]); t++) step(t);
     for (int i = 0; i < N && arm == ROUNDED; i++)
         all_weights[i] = kopt_f32_from_bf16(kopt_bf16_from_f32(all_weights[i]));

@@ -1,6 +1,7 @@
 # Checks docs/recipes.md. Each block of a trainer is a diff: with its `-` lines it is the loop as it was, with its `+`
 # lines the loop with this library. Both are compiled with tests/recipes.c, which has the data and the rest of the
-# network, and trained. Prints TAP. `sh tests/recipes.sh table` prints the tables of the page instead.
+# network, and trained. Prints TAP. `sh tests/recipes.sh table` prints the tables of the page instead, and
+# `sh tests/recipes.sh times` what the loops take on this machine.
 # A new trainer is a block of the page, a PROJECT of tests/recipes.c and a line `trainer` below.
 page=docs/recipes.md
 out=build/tests/recipes
@@ -12,10 +13,11 @@ warnings="$warnings -Wmissing-prototypes -Werror"
 # clang warns of a float for a field of an optimizer, which is exact
 for_clang=-Wno-double-promotion
 case $($CC --version 2>/dev/null) in *clang*) warnings="$warnings $for_clang" ;; esac
-LIMIT=5 # lines that a recipe may add or change
 . tests/tap.sh
 exec 3>&1
-[ "${1:-}" != table ] || exec >/dev/null # then only the tables are printed, to 3
+mode=${1:-}
+[ -z "$mode" ] || exec >/dev/null # then only tables are printed, to 3
+LIMIT=5 # lines that a recipe may add or change, or the page says how many
 
 # The blocks behind `<!-- test: recipe NAME -->`: NAME.diff, or NAME.c
 awk -v out=$out '
@@ -51,6 +53,27 @@ holds() { # holds EXPRESSION: of numbers, for awk
 losses='' bytes=''
 row() { echo "| $(echo "$*" | sed 's/ / | /g') |"; }
 
+# times: a row of what a weight takes in the loop before and after, in ns, and the factor, for each of two sets of flags
+times='' longer=''
+time_it() {
+    set --
+    for flags in -O2 '-O3 -march=native -fno-math-errno'; do
+        for kind in before after; do
+            after=0
+            [ $kind = before ] || after=1
+            $CC -std=c99 -w $flags -ffp-contract=off -DWIDE -DAFTER=$after $project -DKOPT_IMPLEMENTED_ \
+                "-DLOOP=\"../$out/${name}_$kind.c\"" -I. -o $out/timed tests/recipes.c "$out/$flags.o" -lm || exit 1
+            set -- "$@" $($out/timed plain 300)
+        done
+    done
+    times="$times$(row $title $1 $2 $(awk "BEGIN { printf \"%.2f\", $2 / $1 }") $3 $4 \
+        $(awk "BEGIN { printf \"%.2f\", $4 / $3 }"))
+"
+}
+for flags in -O2 '-O3 -march=native -fno-math-errno'; do
+    [ "$mode" != times ] || $CC -w $flags -I. -c -o "$out/$flags.o" $out/kahan_opt.c || exit 1
+done
+
 # trainer NAME TITLE RATE STEPS FP32 VIEW GRADIENT
 # FP32: by how much the weights may differ from those of the loop after 100 steps of the library in fp32, or - if the
 # loop calls no step. VIEW: the bytes that a forward pass saves that reads bf16. GRADIENT: those of a gradient that
@@ -65,8 +88,14 @@ trainer() {
     report $? "$title: the page has a diff"
     grep '^+' $out/$name.diff 2>$out/errors |
         grep -v -x -e '+#define KAHAN_OPT_IMPLEMENTATION' -e '+#include "kahan_opt.h"' -e + >$out/log
-    [ "$(grep -c . $out/log)" -le $LIMIT ] && [ -s $out/log ]
-    report $? "... that adds or changes at most $LIMIT lines"
+    lines=$(grep -c . $out/log)
+    [ "$lines" -gt 0 ]
+    report $? "... that adds or changes $lines lines"
+    [ "$lines" -le $LIMIT ] || longer="${longer:+$longer, }$title: $lines"
+    if [ "$mode" = times ]; then
+        time_it
+        return
+    fi
     compile $name before $project -DAFTER=0 && warns_nothing $name before $project -DAFTER=0
     report $? "... before it, the loop compiles without a warning"
     compile $name after $project -DAFTER=1 && warns_nothing $name after $project -DAFTER=1
@@ -114,11 +143,18 @@ trainer() {
 }
 trainer llmc llm.c 3e-4f 8000 1e-6 4 4
 trainer genann genann 1e-3 4000 - 0 0
-trainer kann kann 1e-3f 8000 - 2 4
+trainer kann kann 1e-3f 8000 - 4 4
 trainer darknet darknet 1e-2f 8000 0 4 0
 trainer tinyengine tinyengine 2e-3f 8000 - 0 0
 trainer aifes AIfES 5e-4f 8000 1e-6 4 4
 trainer ggml ggml 5e-4f 8000 1e-5 4 4
+
+if [ "$mode" = times ]; then
+    echo '| trainer | as it is | recipe | factor | as it is | recipe | factor |' >&3
+    echo '|---|---|---|---|---|---|---|' >&3
+    printf %s "$times" >&3
+    exit
+fi
 
 # kann's rule by the fields of an optimizer, which has its eps elsewhere
 cp $out/kann_fields.c $out/kann_fields_after.c 2>$out/log
@@ -142,7 +178,9 @@ tables() {
     echo '|---|---|---|---|---|---|---|'
     printf %s "$bytes"
 }
-[ "${1:-}" != table ] || { tables >&3; exit; }
+[ "$mode" != table ] || { tables >&3; exit; }
+grep -q -F "at most five lines ($longer)" $page
+report $? "the page names the recipes of more than $LIMIT lines: $longer"
 tables | grep . >$out/tables
 grep -v -x -F -f $page $out/tables >$out/log 2>&1
 [ ! -s $out/log ] && [ "$(grep -c . $out/tables)" = 18 ]

@@ -324,6 +324,10 @@ static void run_clip(void) { result = kopt_clip_value(bulk.dst, bulk.to, bulk.n,
 static void run_scaler(void) { result = kopt_scaler_step(&scaler, &opt, &t, 1, 1.0, NULL, NULL); }
 static void run_update(void) { result = kopt_scaler_update(&scaler, 1); }
 static void run_accumulate(void) { result = kopt_accumulate(&sums, bulk.src, bulk.from, 0.5); }
+static void run_kahan_add(void) {
+    result = kopt_kahan_add(copy_room, code_room, bulk.to, (const float *)(const void *)float_room, bulk.n,
+                            (kopt_random_key){7, 3, 1, 5});
+}
 static void run_accumulator_read(void) { result = kopt_accumulator_read(&sums, (float *)(void *)float_room); }
 static void run_compress(void) { result = kopt_compress(&codec, code_room, sizeof code_room, bulk.src, bulk.from); }
 static void run_decompress(void) {
@@ -376,6 +380,7 @@ static void tools(void) {
                 bulk.to = (kopt_format)to;
                 take(PLAIN, "kopt_convert", run_convert, options);
                 take(PLAIN, "kopt_convert_stochastic", run_stochastic, options);
+                if (to != KOPT_F32) take(PLAIN, "kopt_kahan_add", run_kahan_add, options);
                 shards[0] = grad_room;
                 shards[1] = slow_room;
                 shards[2] = weight_room;

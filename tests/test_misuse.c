@@ -1,6 +1,6 @@
 /* test_misuse.c - what a careless program does: structs that are zero, counts inside the weights, a copy that nothing
-   filled, a block under another optimizer, a loss scale in the wrong order, a closure that leaves by longjmp. Each is
-   done right or refused in words, and nothing is written then. */
+   filled, compensations inside the weights, a block under another optimizer, a loss scale in the wrong order, a closure
+   that leaves by longjmp. Each is done right or refused in words, and nothing is written then. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -203,6 +203,49 @@ static void check_copies(void) {
     refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "initial weights partly over the copy");
     t.copy = floats.byte + 4 * N - 1;
     refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "... by one byte");
+}
+
+/* ---- an addition to an array ------------------------------------------------------------------------------------- */
+
+static void check_kahan_add(void) {
+    static const kopt_random_key zero;
+    const float *const delta = initial();
+    kopt_random_key far = zero;
+    int f;
+    far.first_index = (uint64_t)0 - 1;
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+        const kopt_format format = (kopt_format)f;
+        build(kopt_sgd(1, 0));
+        photograph();
+        refuses(kopt_kahan_add(NULL, state.byte, format, delta, N, zero), KOPT_ERROR_NULL,
+                "an addition without weights");
+        refuses(kopt_kahan_add(weight.byte, NULL, format, delta, N, zero), KOPT_ERROR_NULL,
+                "... without compensations");
+        refuses(kopt_kahan_add(weight.byte, state.byte, format, NULL, N, zero), KOPT_ERROR_NULL, "... without a delta");
+        refuses(kopt_kahan_add(weight.byte, weight.byte, format, delta, N, zero), KOPT_ERROR_OVERLAP,
+                "compensations that are the weights");
+        refuses(kopt_kahan_add(weight.byte, weight.byte + N, format, delta, N, zero), KOPT_ERROR_OVERLAP,
+                "compensations n bytes behind the weights, not n numbers");
+        refuses(kopt_kahan_add(floats.byte, state.byte, format, delta, N, zero), KOPT_ERROR_OVERLAP,
+                "16-bit weights over their delta");
+        refuses(kopt_kahan_add(weight.byte, floats.byte + 4 * N - 1, format, delta, N, zero), KOPT_ERROR_OVERLAP,
+                "compensations over the last byte of the delta");
+        refuses(kopt_kahan_add(weight.byte, state.byte, format, delta, (size_t)0 - N, zero), KOPT_ERROR_BOUNDS,
+                "a length below zero");
+        refuses(kopt_kahan_add(weight.byte, state.byte, format, delta, N, far), KOPT_ERROR_BOUNDS,
+                "an index below zero");
+        ok(kopt_kahan_add(NULL, NULL, format, NULL, 0, zero) == KOPT_OK && unchanged(),
+           "an empty array has no pointers");
+        ok(kopt_kahan_add(weight.byte, weight.byte + 2 * N, format, delta, N, zero) == KOPT_OK,
+           "compensations right behind the weights are no overlap");
+        ok(memcmp(before[0].byte, weight.byte, 2 * N) && !memcmp(before[4].byte, floats.byte, sizeof floats.byte) &&
+               !memcmp(before[0].byte + 4 * N, weight.byte + 4 * N, ROOM - 4 * N),
+           "... and the delta stays as it was");
+    }
+    photograph();
+    refuses(kopt_kahan_add(weight.byte, state.byte, KOPT_F32, delta, N, zero), KOPT_ERROR_OPTION, "fp32 weights");
+    refuses(kopt_kahan_add(weight.byte, state.byte, KOPT_Q8, delta, N, zero), KOPT_ERROR_OPTION, "weights of 8 bits");
+    refuses(kopt_kahan_add(weight.byte, state.byte, (kopt_format)-1, delta, N, zero), KOPT_ERROR_OPTION, "no format");
 }
 
 /* ---- ranges with 8-bit moments that are not there ---------------------------------------------------------------- */
@@ -548,6 +591,7 @@ int main(void) {
     check_zero_structs();
     check_counts_inside();
     check_copies();
+    check_kahan_add();
     check_ranges();
     check_identity();
     check_version_1();
