@@ -8524,10 +8524,9 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
 
 /* Fills t->copy, if there is one, from the weights. */
 static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_result result = KOPT_OK; /* the caller has checked the copy */
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && t->copy != KOPT_NULL_)
-        result = kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n);
-    KOPT_CAST_(void, result);
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && t->copy != KOPT_NULL_ &&
+        kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n) != KOPT_OK)
+        return; /* cannot be: the caller has checked the copy */
 }
 
 /* Ranger: copies the weights and their residuals to the slow weights. Other rules: does nothing. */
