@@ -58,6 +58,20 @@
 #endif
 
 #ifndef KOPT_PASS_ /* defined where the file includes itself: once per instruction set, for VOCABULARIES and KERNELS */
+/* Casts are those of C, also in C++. */
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wcast-align" /* loads and stores take any address */
+#pragma GCC diagnostic ignored "-Wcast-qual"
+#ifdef __cplusplus
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+#endif
+
 #ifndef KAHAN_OPT_H
 /* The declarations are tables that are aligned by hand. */
 /* clang-format off */
@@ -221,17 +235,9 @@
 #include <stdint.h>
 
 #ifdef __cplusplus
-#define KOPT_CAST_(type, x) static_cast<type>(x)
 #define KOPT_EXTERN_ extern "C"
 #else
-#define KOPT_CAST_(type, x) ((type)(x))
 #define KOPT_EXTERN_ extern
-#endif
-
-#if defined(__cplusplus) && __cplusplus >= 201103L
-#define KOPT_NULL_ nullptr
-#else
-#define KOPT_NULL_ NULL
 #endif
 
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(__TINYC__)
@@ -463,29 +469,29 @@ KOPT_INLINE_ int kopt_is_nan_(uint32_t mag) {
 
 /* x * 2^-shift, rounded to nearest, ties to even. shift is 1 to 28; x + 2^shift is below 2^32. */
 KOPT_INLINE_ uint32_t kopt_shift_to_even_(uint32_t x, uint32_t shift) {
-    return (x + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((x >> shift) & 1u)) >> shift;
+    return (x + ((uint32_t)1 << (shift - 1)) - 1 + ((x >> shift) & 1u)) >> shift;
 }
 
 /* Exact. bf16 is the upper half of the fp32 word: s eeeeeeee fffffff | ffff ffff ffff ffff */
-KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_as_f32_(KOPT_CAST_(uint32_t, x) << 16); }
+KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_as_f32_((uint32_t)x << 16); }
 
 /* Rounds to nearest, ties to even. Overflow gives infinity. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
     const uint32_t u = kopt_bits_(x), odd = (u >> 16) & 1u;
-    return KOPT_CAST_(kopt_bf16, kopt_is_nan_(u & 0x7FFFFFFFu) ? (u >> 16) | 0x0040u /* quiet NaN */
-                                                               : (u + 0x7FFFu + odd) >> 16);
+    return (kopt_bf16)(kopt_is_nan_(u & 0x7FFFFFFFu) ? (u >> 16) | 0x0040u /* quiet NaN */
+                                                     : (u + 0x7FFFu + odd) >> 16);
 }
 
 /* Exact. fp16: s eeeee ffffffffff with exponent bias 15; fp32: s eeeeeeee ffffffffff fffffffffffff with bias 127. */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
     const uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu;
-    const uint32_t integer = kopt_bits_(KOPT_CAST_(float, KOPT_CAST_(int32_t, mag))); /* exact                       */
-    const int32_t tiny = KOPT_CAST_(int32_t, integer) - 0x0C000000;                   /* subnormal: mag * 2^-24; or 0 */
+    const uint32_t integer = kopt_bits_((float)(int32_t)mag);                         /* exact                       */
+    const int32_t tiny = (int32_t)integer - 0x0C000000;                               /* subnormal: mag * 2^-24; or 0 */
     const uint32_t large = mag > 0x7C00u    ? 0x7FC00000u | (mag << 13)               /* quiet NaN                   */
                            : mag == 0x7C00u ? 0x7F800000u                             /* infinity                    */
                            : mag >= 0x0400u ? (mag << 13) + 0x38000000u               /* normal: add 112 to exponent */
                                             : 0;
-    return kopt_as_f32_(sign | (tiny > KOPT_CAST_(int32_t, large) ? KOPT_CAST_(uint32_t, tiny) : large));
+    return kopt_as_f32_(sign | (tiny > (int32_t)large ? (uint32_t)tiny : large));
 }
 
 /* Rounds to nearest, ties to even. Overflow, from 65520 on, gives infinity. */
@@ -496,7 +502,7 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32(float x) {
     /* a subnormal is a multiple of 2^-24 */
     const uint32_t digits = normal ? mag - 0x38000000u : (mag & 0x007FFFFFu) | 0x00800000u;
     const uint32_t half = kopt_shift_to_even_(digits, shift), rounded = half < 0x7C00u ? half : 0x7C00u;
-    return KOPT_CAST_(kopt_fp16, sign | (kopt_is_nan_(mag) ? 0x7E00u | ((mag >> 13) & 0x03FFu) : rounded));
+    return (kopt_fp16)(sign | (kopt_is_nan_(mag) ? 0x7E00u | ((mag >> 13) & 0x03FFu) : rounded));
 }
 
 /* Extended bits (docs/numerics.md section 1): a 32-bit word whose upper half is x truncated to bf16 or fp16, and whose
@@ -515,7 +521,7 @@ KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
     digits = (mag & 0x007FFFFFu) | 0x00800000u;                              /* |x| = digits * 2^(exponent - 150)   */
     if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));   /* from 2^-17 on: a multiple of 2^-40   */
     shift = 110 - (mag >> 23);
-    return sign | ((digits + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
+    return sign | ((digits + ((uint32_t)1 << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
 }
 
 /* Stochastic rounding: away from zero with a probability equal to the fraction of an ulp that is cut off. The lower 16
@@ -523,13 +529,13 @@ KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
    A NaN becomes the canonical NaN. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32_stochastic(float x, uint32_t random16) {
     uint32_t u = kopt_extended_bf16_(x);
-    return KOPT_CAST_(kopt_bf16, (u + ((u & 0x7FFFFFFFu) >= 0x7F7F0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
+    return (kopt_bf16)((u + ((u & 0x7FFFFFFFu) >= 0x7F7F0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
 }
 
 /* The same for fp16. Bits of x below 2^-40 are rounded to nearest before that. */
 KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16) {
     uint32_t u = kopt_extended_fp16_(x);
-    return KOPT_CAST_(kopt_fp16, (u + ((u & 0x7FFFFFFFu) >= 0x7BFF0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
+    return (kopt_fp16)((u + ((u & 0x7FFFFFFFu) >= 0x7BFF0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
 }
 
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
@@ -623,8 +629,8 @@ KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, u
     compensation = kopt_bf16_from_f32_stochastic(kopt_add_(kopt_sub_(old, kopt_as_f32_(rounded << 16)), y), random16);
     /* 0 beside a weight that is infinite or NaN; below 2^-126 both are flushed to zero */
     if ((rounded & 0x7F80u) == 0x7F80u || (compensation & 0x7F80u) == 0) compensation = 0;
-    *w = KOPT_CAST_(kopt_bf16, (rounded & 0x7F80u) == 0 ? 0 : rounded);
-    *c = KOPT_CAST_(kopt_bf16, compensation);
+    *w = (kopt_bf16)((rounded & 0x7F80u) == 0 ? 0 : rounded);
+    *c = (kopt_bf16)compensation;
 }
 
 /* kopt_f32_from_fp16() where no loop is vectorized: fewer instructions, as the branches are easy to predict. */
@@ -650,7 +656,7 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
     compensation = kopt_fp16_from_f32_stochastic(residual * 2048, random16);
     if ((rounded & 0x7FFFu) > 0x7C00u) rounded = 0x7E00u; /* the canonical NaN */
     *w = rounded;
-    *c = (rounded & 0x7C00u) == 0x7C00u ? KOPT_CAST_(kopt_fp16, 0) : compensation;
+    *c = (rounded & 0x7C00u) == 0x7C00u ? (kopt_fp16)0 : compensation;
 }
 
 /* The same for n weights in bf16 or fp16: w[i] += delta[i], with the compensations c[i]. From about 64 weights on it is
@@ -834,7 +840,7 @@ KOPT_INLINE_ kopt_tensor kopt_typed_tensor_(const kopt_optimizer *opt, void *wei
     if (weight_size == (is_16_bit ? 2u : 4u) && grad_size == 4) format = KOPT_F32;
     if (weight_size == 2 && grad_size == 2 && is_16_bit) format = opt->weight_format;
     t = kopt_tensor_of(weight, grad, format, n, state, state_size);
-    t.typed_ = 1 + KOPT_CAST_(uint32_t, opt->weight_format);
+    t.typed_ = 1 + (uint32_t)opt->weight_format;
     return t;
 }
 
@@ -1614,21 +1620,9 @@ KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, dou
 #if defined(KOPT_GNU_) && !(defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M')
 #define KOPT_PREFETCH_(p) __builtin_prefetch(p)
 #elif defined(_M_X64)
-#define KOPT_PREFETCH_(p) _mm_prefetch(KOPT_CONST_POINTER_(const char *, p), _MM_HINT_T0)
+#define KOPT_PREFETCH_(p) _mm_prefetch(((const char *)(p)), _MM_HINT_T0)
 #else
 #define KOPT_PREFETCH_(p) ((void)(p))
-#endif
-
-/* Pointer casts go through void *, so that no compiler warns about alignment: loads and stores take any address, except
-   for non-temporal stores, and their caller checks it. */
-#define KOPT_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(void *, p))
-#define KOPT_CONST_POINTER_(type, p) KOPT_CAST_(type, KOPT_CAST_(const void *, p))
-#ifdef __cplusplus
-#define KOPT_ADDRESS_(p) reinterpret_cast<uintptr_t>(p)
-#define KOPT_VECTOR_CAST_(type, vector) reinterpret_cast<type>(vector)
-#else
-#define KOPT_ADDRESS_(p) ((uintptr_t)(p))
-#define KOPT_VECTOR_CAST_(type, vector) ((type)(vector))
 #endif
 
 #ifdef KOPT_GCC_
@@ -1664,13 +1658,13 @@ KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
     /* infinity + (1 << 22) is 7FC00000. Not a conditional expression with that constant: gcc 12 -O1 for Thumb-2 loses
        the upper half of it. */
-    return bounded < 0x00800000u ? 0 : bounded + (KOPT_CAST_(uint32_t, bounded == infinity) << 22);
+    return bounded < 0x00800000u ? 0 : bounded + ((uint32_t)(bounded == infinity) << 22);
 }
 /* Are all codes of a block with this scale 0? */
 KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
 /* place_q8 of a root, whose code is 255 at most, minus its code: see KERNELS */
-#define KOPT_ROOT_PLACE_ KOPT_CAST_(uint32_t, 1049)
+#define KOPT_ROOT_PLACE_ ((uint32_t)1049)
 
 /* The scale of a block of KOPT_Q8 codes (section 6b). square: the block holds roots of means of squares, and the scale
    is their largest. For all other numbers the scale is a power of two. */
@@ -1826,7 +1820,7 @@ typedef char kopt_sets_complete_[KOPT_ONLY_ != KOPT_WITH_ALL || (KOPT_RULES_ == 
 #define KOPT_UP_TO_(last, known, function) KOPT_UP_TO2_(last, known, function)
 #define KOPT_UP_TO2_(last, known, function) typedef char function##complete_[(last) <= (known) ? 1 : -1];
 #define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
-#define KOPT_ENABLED_VALUE_(type, set, value) KOPT_CAST_(type, kopt_enabled_value_(set, KOPT_CAST_(int, value)))
+#define KOPT_ENABLED_VALUE_(type, set, value) ((type)(kopt_enabled_value_(set, ((int)(value)))))
 #define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
 /* The rules of kopt_kind_: RAdam and Ranger are stepped as Adam. */
 #define KOPT_STEPPED_AS_ADAM_ (1u << KOPT_RADAM | 1u << KOPT_RANGER)
@@ -1851,7 +1845,7 @@ typedef uint64_t kopt_index_;
 #define KOPT_INDEX_(x) (x)
 #else
 typedef size_t kopt_index_; /* enough, because tensor.first_index is 0 */
-#define KOPT_INDEX_(x) KOPT_CAST_(size_t, x)
+#define KOPT_INDEX_(x) ((size_t)(x))
 #endif
 
 /* The number of moments: a constant where the rule alone determines it in this build. */
@@ -1902,8 +1896,8 @@ typedef uint32_t kopt_unaligned128_ __attribute__((__vector_size__(16), __aligne
    pieces, because each step copies a kopt_step, and a job for each tensor. */
 #ifdef KOPT_VECTORS16_
 KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
-    const kopt_unaligned128_ *const in = KOPT_CONST_POINTER_(const kopt_unaligned128_ *, from);
-    kopt_unaligned128_ *const out = KOPT_POINTER_(kopt_unaligned128_ *, to), a = in[0], b = in[1], c = in[2], d = in[3];
+    const kopt_unaligned128_ *const in = (const kopt_unaligned128_ *)from;
+    kopt_unaligned128_ *const out = (kopt_unaligned128_ *)to, a = in[0], b = in[1], c = in[2], d = in[3];
     __asm__("" : "+" KOPT_REGISTER_(a), "+" KOPT_REGISTER_(b), "+" KOPT_REGISTER_(c), "+" KOPT_REGISTER_(d));
     out[0] = a;
     out[1] = b;
@@ -1919,51 +1913,47 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, cons
     }
     for (; size >= 64; size -= 64, to += 64, from += 64) kopt_copy64_(to, from);
     for (; size >= 8; size -= 8, to += 8, from += 8) {
-        uint64_t piece = *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, from);
+        uint64_t piece = *(const kopt_unaligned64_ *)from;
         KOPT_OPAQUE_(piece);
-        *KOPT_POINTER_(kopt_unaligned64_ *, to) = piece;
+        *(kopt_unaligned64_ *)to = piece;
     }
 #endif
 #if defined(KOPT_GNU_) && defined(KOPT_VECTOR_CODE_)
     for (; size >= 4; size -= 4, to += 4, from += 4) {
-        uint32_t piece = *KOPT_CONST_POINTER_(const kopt_unaligned32_ *, from);
+        uint32_t piece = *(const kopt_unaligned32_ *)from;
         KOPT_OPAQUE_(piece);
-        *KOPT_POINTER_(kopt_unaligned32_ *, to) = piece;
+        *(kopt_unaligned32_ *)to = piece;
     }
 #endif
     for (; size > 0; size--, to++) {
         uint32_t octet = *from++;
         KOPT_OPAQUE_(octet);
-        *to = KOPT_CAST_(kopt_byte_, octet);
+        *to = (kopt_byte_)octet;
     }
 }
 
 /* Loads and stores at any alignment: one instruction where the machine allows it, never a call of memcpy. */
 #ifdef KOPT_GNU_
-KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned16_ *, p); }
-KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const kopt_unaligned32_ *, p); }
-KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) {
-    *KOPT_POINTER_(kopt_unaligned16_ *, p) = KOPT_CAST_(uint16_t, x);
-}
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { *KOPT_POINTER_(kopt_unaligned32_ *, p) = x; }
+KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *(const kopt_unaligned16_ *)p; }
+KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *(const kopt_unaligned32_ *)p; }
+KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) { *(kopt_unaligned16_ *)p = (uint16_t)x; }
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { *(kopt_unaligned32_ *)p = x; }
 #else
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
     uint16_t x;
-    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, &x), p, 2);
+    kopt_copy_((kopt_byte_ *)&x, p, 2);
     return x;
 }
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) {
     uint32_t x;
-    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, &x), p, 4);
+    kopt_copy_((kopt_byte_ *)&x, p, 4);
     return x;
 }
 KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
-    const uint16_t x = KOPT_CAST_(uint16_t, value);
-    kopt_copy_(p, KOPT_CONST_POINTER_(const kopt_byte_ *, &x), 2);
+    const uint16_t x = (uint16_t)value;
+    kopt_copy_(p, (const kopt_byte_ *)&x, 2);
 }
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) {
-    kopt_copy_(p, KOPT_CONST_POINTER_(const kopt_byte_ *, &x), 4);
-}
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { kopt_copy_(p, (const kopt_byte_ *)&x, 4); }
 #endif
 
 static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_noinline_(kopt_byte_ *to, const kopt_byte_ *from,
@@ -1974,7 +1964,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_noinline_(ko
 /* Copies a job into a local variable, which no store through the pointers of the job can change. Not an assignment:
    some compilers turn it into a call of memcpy. */
 KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *from) {
-    kopt_copy_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    kopt_copy_((kopt_byte_ *)to, (const kopt_byte_ *)from, sizeof *to);
     return to;
 }
 
@@ -1985,7 +1975,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_zero_(kopt_byte_ *p, size_t size) {
     for (; size >= 8; size -= 8, p += 8) {
         uint64_t zero = 0;
         KOPT_OPAQUE_(zero);
-        *KOPT_POINTER_(kopt_unaligned64_ *, p) = zero;
+        *(kopt_unaligned64_ *)p = zero;
     }
 #endif
 #if defined(KOPT_GNU_) && defined(KOPT_VECTOR_CODE_)
@@ -2140,14 +2130,14 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 /* Converts binary32 to binary64, exactly. Returns the bits. */
 KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
     uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
-    const uint64_t sign = KOPT_CAST_(uint64_t, u >> 31) << 63;
+    const uint64_t sign = (uint64_t)(u >> 31) << 63;
     if (exponent == 896 && fraction == 0) return sign;
     if (exponent == 896 + 255) exponent = 2047;
     if (exponent == 896) { /* subnormal in binary32, normal in binary64 */
         for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
         fraction &= 0x007FFFFFu;
     }
-    return sign | KOPT_CAST_(uint64_t, exponent) << 52 | KOPT_CAST_(uint64_t, fraction) << 29;
+    return sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29;
 }
 
 typedef union kopt_bitcast64_ {
@@ -2183,7 +2173,7 @@ enum { KOPT_SOFT_MUL_, KOPT_SOFT_DIV_, KOPT_SOFT_ADD_ };
 /* The significand of a normal number: 53 bits, the leading one in bit 61, and 9 bits for rounding. Bit 0 is sticky:
    right shifts of a significand keep it set if they shift out a 1. */
 KOPT_INLINE_ uint64_t kopt_significand64_(uint64_t x) {
-    const uint64_t lead = KOPT_CAST_(uint64_t, 1) << 61;
+    const uint64_t lead = (uint64_t)1 << 61;
     return (x << 9 & (lead - 1)) | lead;
 }
 
@@ -2193,7 +2183,7 @@ KOPT_INLINE_ uint64_t kopt_significand64_(uint64_t x) {
    sum may be negative, if its magnitude is smaller) and returns 0 for a subnormal result. */
 static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int operation) {
     const int general = !KOPT_POSITIVE64_;
-    const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63, infinity = KOPT_CAST_(uint64_t, 2047) << 52;
+    const uint64_t top = (uint64_t)1 << 63, infinity = (uint64_t)2047 << 52;
     uint64_t sign = (x ^ y) & top, a, b, m = 0;
     const int subtract = operation == KOPT_SOFT_ADD_ && sign != 0;
     int e, e2, n;
@@ -2207,8 +2197,8 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int operatio
     }
     a = kopt_significand64_(x);
     b = kopt_significand64_(y);
-    e = KOPT_CAST_(int, x >> 52 & 2047);
-    e2 = KOPT_CAST_(int, y >> 52 & 2047);
+    e = (int)(x >> 52 & 2047);
+    e2 = (int)(y >> 52 & 2047);
     if (general) {
         if (e == 2047 || e2 == 2047) return infinity;
         if (y << 1 == 0 && operation == KOPT_SOFT_ADD_) return x << 1 == 0 ? x & y : x;
@@ -2262,7 +2252,7 @@ static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int operatio
     /* to nearest even, at bit 9 */
     m += 255 + (m >> 9 & 1);
     if (general && e >= 2047) return sign | infinity;
-    return sign | ((m >> 9) + (KOPT_CAST_(uint64_t, e - 1) << 52));
+    return sign | ((m >> 9) + ((uint64_t)(e - 1) << 52));
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return kopt_bits64_(x); }
@@ -2271,36 +2261,36 @@ KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft6
 KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_DIV_); }
 KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_ADD_); }
 KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) {
-    return kopt_soft64_(a, b ^ KOPT_CAST_(uint64_t, 1) << 63, KOPT_SOFT_ADD_);
+    return kopt_soft64_(a, b ^ (uint64_t)1 << 63, KOPT_SOFT_ADD_);
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { /* n > 0 */
     int e = 1023 + 52;
     uint64_t significand = n;
     for (; significand >> 52 == 0; significand <<= 1) e--;
-    return significand + (KOPT_CAST_(uint64_t, e - 1) << 52);
+    return significand + ((uint64_t)(e - 1) << 52);
 }
 
 /* x / 2; x and the result are normal. */
-KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return x - (KOPT_CAST_(uint64_t, 1) << 52); }
+KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return x - ((uint64_t)1 << 52); }
 
 /* Rounds to binary32, nearest even. A NaN becomes an infinity. With KOPT_POSITIVE64_ a subnormal result becomes 0. */
 static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
-    const uint32_t sign = !KOPT_POSITIVE64_ ? KOPT_CAST_(uint32_t, x >> 32) & 0x80000000u : 0;
-    const int exponent = KOPT_CAST_(int, x >> 52 & 2047);
+    const uint32_t sign = !KOPT_POSITIVE64_ ? (uint32_t)(x >> 32) & 0x80000000u : 0;
+    const int exponent = (int)(x >> 52 & 2047);
     int shift = 897 - exponent;
     if (!KOPT_POSITIVE64_ && exponent >= 1023 + 128) return kopt_as_f32_(sign | 0x7F800000u);
     if (KOPT_POSITIVE64_) {
         if (shift > 0) return 0;
-        x -= KOPT_CAST_(uint64_t, 896) << 52;
+        x -= (uint64_t)896 << 52;
     } else {
-        x &= (KOPT_CAST_(uint64_t, 1) << 52) - 1;
-        if (shift <= 0) x += KOPT_CAST_(uint64_t, exponent - 896) << 52;
-        if (shift > 0) x |= KOPT_CAST_(uint64_t, exponent != 0) << 52; /* subnormal or zero */
+        x &= ((uint64_t)1 << 52) - 1;
+        if (shift <= 0) x += (uint64_t)(exponent - 896) << 52;
+        if (shift > 0) x |= (uint64_t)(exponent != 0) << 52; /* subnormal or zero */
         for (; shift > 0 && x != 0; shift--) x = (x >> 1) | (x & 1);
     }
     x += 0x0FFFFFFFu + (x >> 29 & 1); /* to nearest even, at bit 29 */
-    return kopt_as_f32_(sign | KOPT_CAST_(uint32_t, x >> 29));
+    return kopt_as_f32_(sign | (uint32_t)(x >> 29));
 }
 
 KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) { return bits; }
@@ -2387,10 +2377,10 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
     float y;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y = KOPT_CAST_(float, kopt_opaque64_(x));
+    float y = (float)(kopt_opaque64_(x));
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile float y = KOPT_CAST_(float, kopt_opaque64_(x));
+    volatile float y = (float)(kopt_opaque64_(x));
 #endif
     return y;
 }
@@ -2403,7 +2393,7 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
 #define KOPT_DOUBLE_(literal, high, low) literal
 #else
-#define KOPT_DOUBLE_(literal, high, low) kopt_to_double_(kopt_bits_to_f64_((KOPT_CAST_(uint64_t, high) << 32) + low))
+#define KOPT_DOUBLE_(literal, high, low) kopt_to_double_(kopt_bits_to_f64_((((uint64_t)(high)) << 32) + low))
 #endif
 #define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
@@ -2413,7 +2403,7 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 /* a < b, compared as integers: -Ofast assumes that there are no NaNs, and if the caller has set DAZ, a comparison of
    doubles takes subnormals for 0. A NaN is above all numbers or, if its sign bit is set, below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
-    const uint64_t top = KOPT_CAST_(uint64_t, 1) << 63;
+    const uint64_t top = (uint64_t)1 << 63;
     uint64_t x = kopt_f64_to_bits_(a), y = kopt_f64_to_bits_(b);
     if (KOPT_POSITIVE64_) return x < y;
     x = (x & top) != 0 ? top - (x & ~top) : x | top; /* the order of the numbers; -0 becomes 0 */
@@ -2452,9 +2442,9 @@ KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_to_f64_
 /* 1 - beta in fp32, from the bits of 0 <= beta < 1. Truncates beta to 64 bits after the binary point, truncates the
    difference to 53 significant bits and rounds it to fp32. In integers, so that it needs no binary64 arithmetic. */
 static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t beta) {
-    uint64_t q = beta << 11 | KOPT_CAST_(uint64_t, 1) << 63;
+    uint64_t q = beta << 11 | (uint64_t)1 << 63;
     /* 2047 drops the sign bit: beta may be -0 */
-    int shift = 1022 - KOPT_CAST_(int, beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022;
+    int shift = 1022 - (int)(beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022;
 #ifdef __CUDA_ARCH__ /* q is shifted at once */
     if (shift > 0) q = shift < 64 ? q >> shift : 0;
 #else
@@ -2462,7 +2452,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t 
 #endif
     q = ~q; /* 1 - beta, too small by 2^-64 */
 #ifdef __CUDA_ARCH__
-    shift = __clzll(KOPT_CAST_(long long, q));
+    shift = __clzll((long long)q);
     e -= shift;
     q <<= shift;
 #elif defined(KOPT_VECTORS16_) /* one instruction counts the zeros */
@@ -2471,7 +2461,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t 
 #else
     for (; q >> 63 == 0; q <<= 1) e--;
 #endif
-    return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + (KOPT_CAST_(uint64_t, e) << 52)));
+    return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + ((uint64_t)e << 52)));
 }
 
 /* 1 - (1 - a) * (1 - b), computed as a + b - a * b: a small a or b would lose its digits in 1 - a or 1 - b. */
@@ -2528,7 +2518,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, k
    bits of the step at a time, without a branch; bits above the highest one change nothing. */
 static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
                                                       float *correction2) {
-    const int even = KOPT_CAST_(int, threadIdx.x & 30u);
+    const int even = (int)(threadIdx.x & 30u);
     const uint32_t pair = 3u << even;
     const double beta = (threadIdx.x & 1u) == 0 ? opt->beta1 : opt->beta2;
     const float one_minus_beta = kopt_one_minus_beta_(kopt_bits64_(beta)), beta32 = kopt_narrow64_(beta);
@@ -2563,7 +2553,7 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
 
 /* Converts n > 0 to binary64, nearest even. */
 static KOPT_HOST_DEVICE_ kopt_f64_ kopt_u64_to_f64_(uint64_t n) {
-    const uint32_t high = KOPT_CAST_(uint32_t, n >> 32), low = KOPT_CAST_(uint32_t, n & 0xFFFFFFFFu);
+    const uint32_t high = (uint32_t)(n >> 32), low = (uint32_t)(n & 0xFFFFFFFFu);
     const kopt_f64_ low64 = low == 0 ? kopt_to_f64_(0) : kopt_u32_to_f64_(low);
     if (high == 0) return low64;
     return kopt_add64_(kopt_mul64_(kopt_u32_to_f64_(high), kopt_to_f64_(4294967296.0)), low64);
@@ -2594,7 +2584,7 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
 KOPT_INLINE_ uint32_t kopt_load_magnitude_(const kopt_byte_ *p, kopt_format format) {
     if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
     if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
-    return kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, kopt_load16_(p) & 0x7FFFu)));
+    return kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)(kopt_load16_(p) & 0x7FFFu)));
 }
 
 /* Adds the squares of n values one by one, and counts the values that are not finite. Between two calls of
@@ -2615,7 +2605,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(
 
 /* Copies a norm and propagates the carries of the copy. Not an assignment, which would call memcpy. */
 static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    kopt_copy_noinline_((kopt_byte_ *)to, (const kopt_byte_ *)from, sizeof *to);
     kopt_norm_carry_(to);
 }
 
@@ -2626,7 +2616,7 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
     int pairs, pair, i;
     kopt_norm n;
     kopt_norm_copy_(&n, norm);
-    if (n.nonfinite != 0) return kopt_bits_to_f64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
+    if (n.nonfinite != 0) return kopt_bits_to_f64_((uint64_t)0x7FF << 52);
     for (i = 19; i >= 0 && n.digit[i] == 0; i--) {
     }
     if (i < 0) return kopt_bits_to_f64_(0);
@@ -2647,7 +2637,7 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
     for (; pair >= 0 && remainder == 0; pair--) remainder = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
     /* 53 bits, in units of 2^(pairs - 53 - 149) */
     root = (root >> 1) + ((root & 1u) != 0 && (remainder != 0 || (root & 2u) != 0));
-    return kopt_bits_to_f64_((KOPT_CAST_(uint64_t, pairs + 872) << 52) + root);
+    return kopt_bits_to_f64_(((uint64_t)(pairs + 872) << 52) + root);
 }
 
 #ifdef KAHAN_OPT_VMATH
@@ -2788,7 +2778,7 @@ static const uint32_t kopt_map_exception_table_[816] = {
 
 /* The entries of one function and format; *count is their number. */
 static const uint32_t *kopt_map_exceptions_(kopt_function f, kopt_format format, unsigned *count) {
-    const unsigned *const start = kopt_map_exception_start_ + 2 * KOPT_CAST_(int, f) + (format == KOPT_FP16);
+    const unsigned *const start = kopt_map_exception_start_ + 2 * (int)f + (format == KOPT_FP16);
     *count = start[1] - start[0];
     return kopt_map_exception_table_ + start[0];
 }
@@ -2815,7 +2805,7 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, u
    commit stage; a buffer holds the direction in between. */
 enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4, KOPT_ALL_STAGES_ = 7 };
 #ifndef KOPT_NT_THRESHOLD_
-#define KOPT_NT_THRESHOLD_ (KOPT_CAST_(size_t, 1) << 25) /* conversions to this many bytes use non-temporal stores */
+#define KOPT_NT_THRESHOLD_ (((size_t)1) << 25) /* conversions to this many bytes use non-temporal stores */
 #endif
 /* Elements of a tile, which is stepped stage by stage. A block of 8-bit moments has as many. */
 #define KOPT_TILE_ 256
@@ -2897,15 +2887,15 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 
 #ifdef KOPT_VECTOR_CODE_
 /* Bytes that are more than the cache of a core, and more than its share of the last cache. */
-#define KOPT_CORE_CACHE_ (KOPT_CAST_(size_t, 1) << 21)
-#define KOPT_SHARED_CACHE_ (KOPT_CAST_(size_t, 1) << 25)
+#define KOPT_CORE_CACHE_ (((size_t)1) << 21)
+#define KOPT_SHARED_CACHE_ (((size_t)1) << 25)
 
 /* Does a step of n elements prefetch? Only if its arrays have more than `enough` bytes. In memory it helps steps whose
    bytes take longer than their arithmetic, and slows down others. */
 static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t enough) {
     const size_t moment = kopt_bytes_of_(KOPT_MOMENT_FORMAT_(j->moment_format));
     const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
-                         kopt_bytes_of_(kind.grad) + KOPT_CAST_(unsigned, kind.moment_count) * moment;
+                         kopt_bytes_of_(kind.grad) + (unsigned)kind.moment_count * moment;
     if (n <= enough / bytes) return 0;
     return kind.moment_count == 0 || (kind.weight == KOPT_F32 && kind.moment == KOPT_F32 && kind.moment_count < 3);
 }
@@ -2929,7 +2919,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_
    factors 8 * row + k, of which 5 are used (k = 0 to 4). */
 enum { KOPT_RANDOM_STORES_ = 8 };
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kopt_index_ index) {
-    return KOPT_CAST_(uint32_t, index >> 7 & 15) * KOPT_RANDOM_STORES_;
+    return (uint32_t)(index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
 /* r of an element: number 0 in the lower half, 2 * other in the upper half. So number k is number 0 plus k times the
@@ -2947,8 +2937,8 @@ typedef struct kopt_philox_key_ {
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step,
                                                                                    uint32_t id, uint32_t stream) {
     kopt_philox_key_ c;
-    c.key[0] = KOPT_CAST_(uint32_t, seed & 0xFFFFFFFFu);
-    c.key[1] = KOPT_CAST_(uint32_t, seed >> 32);
+    c.key[0] = (uint32_t)(seed & 0xFFFFFFFFu);
+    c.key[1] = (uint32_t)(seed >> 32);
     c.stream = stream << 28;
     c.step = step;
     c.id = id;
@@ -2961,7 +2951,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_philox_key_ kopt_make_philox_ke
 #else
 #define KOPT_ALIGN64_ __declspec(align(64))
 #endif
-#define KOPT_BYTES_(p) KOPT_POINTER_(kopt_byte_ *, p)
+#define KOPT_BYTES_(p) ((kopt_byte_ *)(p))
 
 /* The random numbers of a tile, which is up to KOPT_TILE_ consecutive elements: as long as 2 groups. It may begin
    within a group, so lower and upper hold up to 3 groups, two elements to a word, in the order of memory. number and
@@ -3308,7 +3298,7 @@ static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 #define ISA_ scalar
 #define ISA_TARGET_
-#define LANES_ KOPT_CAST_(size_t, 1)
+#define LANES_ ((size_t)1)
 #define ONE_LANE_ 1
 typedef float vf32_;
 typedef uint32_t vu32_;
@@ -3322,24 +3312,24 @@ FN_ vf32_ div_(vf32_ a, vf32_ b) { return kopt_div_(a, b); }
 FN_ vf32_ sqrt_(vf32_ a) { return kopt_sqrt_(a); }
 FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
-FN_ vf32_ convert_f32_(vu32_ a) { return KOPT_CAST_(float, KOPT_CAST_(int32_t, a)); }
+FN_ vf32_ convert_f32_(vu32_ a) { return (float)(int32_t)a; }
 FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
     uint32_t u = kopt_as_u32_(a), exponent = u >> 23, significand = (u & 0x007FFFFFu) | 0x00800000u,
              shift = 150 - exponent;
     if (exponent < 126) return 0; /* a < 1/2 */
     if (exponent >= 150) return significand << (exponent - 150);
     /* a = significand / 2^shift: add just less than a half, or a half if the integer below is odd */
-    return (significand + (KOPT_CAST_(uint32_t, 1) << (shift - 1)) - 1 + ((significand >> shift) & 1u)) >> shift;
+    return (significand + ((uint32_t)1 << (shift - 1)) - 1 + ((significand >> shift) & 1u)) >> shift;
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 #define OPERATORS_ 1
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    uint64_t product = KOPT_CAST_(uint64_t, a) * b;
-    *high = KOPT_CAST_(uint32_t, product >> 32);
-    *low = KOPT_CAST_(uint32_t, product & 0xFFFFFFFFu);
+    uint64_t product = (uint64_t)a * b;
+    *high = (uint32_t)(product >> 32);
+    *low = (uint32_t)(product & 0xFFFFFFFFu);
 }
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return (int32_t)a > (int32_t)b; }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return a == b; }
 FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
 FN_ int any_true_(vmask_ a) { return a; }
@@ -3347,11 +3337,11 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; } /* sign-extends */
+FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)*p ^ 0x80u) - 0x80u; } /* sign-extends */
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
-static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, a)); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
+static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16((kopt_fp16)a); }
 static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
 FN_ vu32_ block_of_lane_(void) { return 0; }
 
@@ -3362,7 +3352,7 @@ FN_ vu32_ block_of_lane_(void) { return 0; }
 #if KOPT_PASS_ == KOPT_PASS_SSE2_ /* for processors from before 2013: small code rather than fast code */
 #define ISA_ sse2
 #define ISA_TARGET_ KOPT_TARGET_("sse2")
-#define LANES_ KOPT_CAST_(size_t, 4)
+#define LANES_ ((size_t)4)
 #define TOOLS_ISA_ scalar
 #define GENERIC_FP16_ 1
 #define MM_(name) _mm_##name
@@ -3372,7 +3362,7 @@ typedef __m128i vu32_, vmask_;
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
-#define LANES_ KOPT_CAST_(size_t, 8)
+#define LANES_ ((size_t)8)
 #define MM_(name) _mm256_##name
 #define SI_(name) _mm256_##name##_si256
 typedef __m256 vf32_;
@@ -3380,7 +3370,7 @@ typedef __m256i vu32_, vmask_;
 #else
 #define ISA_ avx512
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
-#define LANES_ KOPT_CAST_(size_t, 16)
+#define LANES_ ((size_t)16)
 #ifdef KOPT_AVX2_ /* saves code */
 #define TOOLS_ISA_ avx2
 #define CONVERT_ISA_ avx2
@@ -3440,7 +3430,7 @@ ASSEMBLED_(min_, "minps", MM_(min_ps))
 ASSEMBLED_(max_, "maxps", MM_(max_ps))
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
-FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32(KOPT_CAST_(int, kopt_as_u32_(x)))); }
+FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32((int)(kopt_as_u32_(x)))); }
 #else
 FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
 #endif
@@ -3451,7 +3441,7 @@ FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
 }
 FN_ vu32_ round_u32_(vf32_ a) { return MM_(cvtps_epi32)(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return MM_(cvtepi32_ps)(a); }
-FN_ vu32_ isplat_(uint32_t a) { return MM_(set1_epi32)(KOPT_CAST_(int, a)); }
+FN_ vu32_ isplat_(uint32_t a) { return MM_(set1_epi32)((int)a); }
 FN_ vu32_ isplat_hoisted_(uint32_t a) {
     vu32_ r = isplat_(a);
     OPAQUE_(r);
@@ -3478,8 +3468,8 @@ FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) { /* even lanes; next line: odd la
     sum[0] = MM_(add_epi64)(sum[0], MM_(mul_epu32)(a, b));
     sum[1] = MM_(add_epi64)(sum[1], MM_(mul_epu32)(MM_(srli_epi64)(a, 32), MM_(srli_epi64)(b, 32)));
 }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return SI_(loadu)(KOPT_CONST_POINTER_(const vu32_ *, p)); }
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { SI_(storeu)(KOPT_POINTER_(vu32_ *, p), a); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return SI_(loadu)((const vu32_ *)p); }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { SI_(storeu)((vu32_ *)p, a); }
 FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return MM_(unpacklo_epi32)(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return MM_(unpackhi_epi32)(a, b); }
 
@@ -3498,8 +3488,8 @@ FN_ int any_gt16_(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_ep
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
 FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return or_(and_(m, yes), _mm_andnot_si128(m, no)); }
-FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)); }
-FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64(KOPT_POINTER_(__m128i *, p), a); }
+FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
+FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0)); }
 FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
@@ -3526,7 +3516,7 @@ FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 #define IMAX_ 1
 #define FP16_ 1
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return MM_(max_epi32)(a, b); }
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream)(KOPT_POINTER_(vu32_ *, p), a); }
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream)((vu32_ *)p, a); }
 FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 #endif
 
@@ -3534,24 +3524,20 @@ FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 /* Packing narrows each 128-bit part by itself, unpacking takes the low half of each. 0xD8 puts the 64-bit quarters
    0 2 1 3 into the order 0 1 2 3 or back, 0x08 joins quarters 0 and 2. packus saturates: words must be below 2^16. */
 #define QUARTERS_(a, order) _mm256_permute4x64_epi64(a, order)
-FN_ __m128i K_(load128)(const kopt_byte_ *p) { return _mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)); }
+FN_ __m128i K_(load128)(const kopt_byte_ *p) { return _mm_loadu_si128((const __m128i *)p); }
 FN_ __m128i K_(low128)(vu32_ a) { return _mm256_castsi256_si128(a); }
 FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low128)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
 FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm256_cvtepu16_epi32(K_(load128)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
+FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm256_cvtepu8_epi16(K_(load128)(p)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), K_(narrow16)(and_(a, isplat_(0xFFFF))));
-}
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128((__m128i *)p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
-    _mm_storeu_si128(KOPT_POINTER_(__m128i *, p), K_(low128)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
+    _mm_storeu_si128((__m128i *)p, K_(low128)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm_stream_si128(KOPT_POINTER_(__m128i *, p), K_(narrow16)(a)); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm_stream_si128((__m128i *)p, K_(narrow16)(a)); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(K_(low128)(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
 FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
@@ -3583,7 +3569,7 @@ FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7
 FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return KOPT_CAST_(vmask_, a | b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return (vmask_)(a | b); }
 FN_ int any_true_(vmask_ a) { return a != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
@@ -3600,18 +3586,14 @@ FN_ int any_gt16_(vu32_ a, vu32_ limit) {
 #endif
     return above != 0;
 }
-FN_ __m256i K_(load256)(const kopt_byte_ *p) { return _mm256_loadu_si256(KOPT_CONST_POINTER_(const __m256i *, p)); }
+FN_ __m256i K_(load256)(const kopt_byte_ *p) { return _mm256_loadu_si256((const __m256i *)p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm512_cvtepu16_epi32(K_(load256)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128(KOPT_CONST_POINTER_(const __m128i *, p)));
-}
+FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm512_cvtepu8_epi16(K_(load256)(p)); }
-FN_ void K_(store256)(kopt_byte_ *p, __m256i a) { _mm256_storeu_si256(KOPT_POINTER_(__m256i *, p), a); }
+FN_ void K_(store256)(kopt_byte_ *p, __m256i a) { _mm256_storeu_si256((__m256i *)p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi32_epi16(a)); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi16_epi8(a)); }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) {
-    _mm256_stream_si256(KOPT_POINTER_(__m256i *, p), _mm512_cvtepi32_epi16(a));
-}
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm256_stream_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
 FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
 /* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
@@ -3626,7 +3608,7 @@ FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those
 }
 /* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
 FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
-    const __mmask64 low = KOPT_CAST_(uint64_t, 0x33333333u) << 32 | 0x33333333u;
+    const __mmask64 low = (uint64_t)0x33333333u << 32 | 0x33333333u;
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
 FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
@@ -3655,12 +3637,11 @@ FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 
 #undef ASSEMBLED_
 #undef ASSEMBLE_
 
-
 /* ---- NEON of AArch64: 4 lanes ---- */
 #elif KOPT_PASS_ == KOPT_PASS_NEON_
 #define ISA_ neon
 #define ISA_TARGET_
-#define LANES_ KOPT_CAST_(size_t, 4)
+#define LANES_ ((size_t)4)
 #define SPECIALIZED_ 1
 typedef float32x4_t vf32_;
 typedef uint32x4_t vu32_;
@@ -3800,7 +3781,7 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
 #elif KOPT_PASS_ == KOPT_PASS_SIMD128_
 #define ISA_ simd128
 #define ISA_TARGET_
-#define LANES_ KOPT_CAST_(size_t, 4)
+#define LANES_ ((size_t)4)
 #define SPECIALIZED_ 1
 #define GENERIC_FP16_ 1
 typedef float vf32_ __attribute__((__vector_size__(16)));
@@ -3814,8 +3795,8 @@ typedef int32_t K_(i32) __attribute__((__vector_size__(16)));
 typedef uint64_t K_(u64) __attribute__((__vector_size__(16)));
 typedef uint32_t K_(unaligned128) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
 typedef uint64_t K_(unaligned64) __attribute__((__aligned__(1), __may_alias__));
-#define AS_(lanes, a) KOPT_VECTOR_CAST_(K_(lanes), a)
-#define WORDS_(a) KOPT_VECTOR_CAST_(vu32_, a)
+#define AS_(lanes, a) ((K_(lanes))(a))
+#define WORDS_(a) ((vu32_)(a))
 
 FN_ vu32_ isplat_(uint32_t a) {
     const vu32_ r = {a, a, a, a};
@@ -3827,9 +3808,9 @@ FN_ vu32_ isplat_hoisted_(uint32_t a) {
 }
 #ifdef __wasm__
 /* No empty asm: clang 19 crashes on a vector as operand. Instead, an exclusive or with 0 that looks like a number. */
-FN_ vf32_ K_(opaque)(vf32_ r) { return KOPT_VECTOR_CAST_(vf32_, WORDS_(r) ^ isplat_hoisted_(0)); }
+FN_ vf32_ K_(opaque)(vf32_ r) { return (vf32_)(WORDS_(r) ^ isplat_hoisted_(0)); }
 FN_ vf32_ div_(vf32_ a, vf32_ b) { /* the divisor depends on a: no reciprocal serves two divisions */
-    return K_(opaque)(a / KOPT_VECTOR_CAST_(vf32_, WORDS_(b) ^ (WORDS_(a) & isplat_hoisted_(0))));
+    return K_(opaque)(a / (vf32_)(WORDS_(b) ^ (WORDS_(a) & isplat_hoisted_(0))));
 }
 FN_ vf32_ sqrt_(vf32_ a) { return K_(opaque)(__builtin_wasm_sqrt_f32x4(a)); }
 FN_ vf32_ K_(integer)(vf32_ a) { return __builtin_wasm_nearest_f32x4(a); }
@@ -3875,12 +3856,12 @@ OPERATION_(K_(other_products), "vmuleuw") /* of lanes 1 and 3 */
 #define JOIN_PRODUCTS_(a, b, half) __builtin_shufflevector(a, b, 0 + (half), 4 + (half), 2 + (half), 6 + (half))
 #endif
 
-FN_ vf32_ splat_(float x) { return KOPT_VECTOR_CAST_(vf32_, isplat_(kopt_as_u32_(x))); }
+FN_ vf32_ splat_(float x) { return (vf32_)(isplat_(kopt_as_u32_(x))); }
 FN_ vf32_ add_(vf32_ a, vf32_ b) { return K_(opaque)(a + b); }
 FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
 FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
 FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt_as_u32_ */
-FN_ vf32_ as_f32_(vu32_ a) { return KOPT_VECTOR_CAST_(vf32_, a); }
+FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
 FN_ vu32_ round_u32_(vf32_ a) { return WORDS_(__builtin_convertvector(K_(integer)(a), K_(i32))); }
 FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
 #define OPERATORS_ 1
@@ -3906,9 +3887,9 @@ FN_ vu32_ unpack_high16_(vu32_ a) {
 }
 FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
 FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(unpack_high16_(a) << 16); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return *KOPT_CONST_POINTER_(const K_(unaligned128) *, p); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
 FN_ vu32_ load16_(const kopt_byte_ *p) {
-    const K_(u64) a = {*KOPT_CONST_POINTER_(const K_(unaligned64) *, p), 0};
+    const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
     return unpack_low16_(WORDS_(a));
 }
 FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
@@ -3916,18 +3897,18 @@ FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, the
     return WORDS_(AS_(i32, __builtin_shufflevector(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
 }
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    const K_(u64) a = {*KOPT_CONST_POINTER_(const K_(unaligned64) *, p), 0};
+    const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
     return WORDS_(__builtin_shufflevector(AS_(i8, a), AS_(i8, a), 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
 }
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { *KOPT_POINTER_(K_(unaligned128) *, p) = a; }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { *(K_(unaligned128) *)p = a; }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     const K_(u16) r = __builtin_shufflevector(AS_(u16, a), AS_(u16, a), 0, 2, 4, 6, 0, 2, 4, 6);
-    *KOPT_POINTER_(K_(unaligned64) *, p) = AS_(u64, r)[0];
+    *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     const K_(i8) x = AS_(i8, a);
     const K_(i8) r = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
-    *KOPT_POINTER_(K_(unaligned64) *, p) = AS_(u64, r)[0];
+    *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
 FN_ vu32_ block_of_lane_(void) {
     const vu32_ r = {0, 1, 2, 3};
@@ -4081,7 +4062,7 @@ FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
     kopt_byte_ part[4 * LANES_];
     if (n < LANES_) p = kopt_copy_padded_(part, sizeof part, p, n * size);
 #else
-    KOPT_CAST_(void, n);
+    (void)n;
 #endif
     return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
 }
@@ -4092,7 +4073,7 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
     kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
 #else
     kopt_byte_ *to = p;
-    KOPT_CAST_(void, n);
+    (void)n;
 #endif
     if (size == 4)
         store32_(to, a);
@@ -4144,15 +4125,15 @@ FN_ void K_(philox_words)(vu32_ x[4], const kopt_philox_key_ *c, uint32_t block_
 
 FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, kopt_index_ block) {
     const uint64_t wide = block;
-    K_(philox_words)(x, c, KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu), KOPT_CAST_(uint32_t, wide >> 32));
+    K_(philox_words)(x, c, (uint32_t)(block & 0xFFFFFFFFu), (uint32_t)(wide >> 32));
 }
 #else
 /* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane_[l]. `block` is a
    multiple of LANES_. Not inlined: a call serves up to 128 * LANES_ elements, so inlining gains no speed, and the code
    would be repeated in every kernel. */
 NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
-    vu32_ x0 = iadd_(isplat_(KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu)), block_of_lane_());
-    vu32_ x1 = isplat_(KOPT_CAST_(uint32_t, block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
+    vu32_ x0 = iadd_(isplat_((uint32_t)(block & 0xFFFFFFFFu)), block_of_lane_());
+    vu32_ x1 = isplat_((uint32_t)(block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
     vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
     int round;
     for (round = 0; round < 7; round++) {
@@ -4175,7 +4156,7 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t blo
 #ifdef ONE_LANE_
 /* r of the element with this global index. x: the words of its Philox block. */
 FN_ vu32_ K_(random_of_block)(const vu32_ x[4], kopt_index_ index) {
-    const unsigned position = KOPT_CAST_(unsigned, index & 7);
+    const unsigned position = (unsigned)(index & 7);
     uint32_t halves = x[position >> 1];
     if ((position & 1) != 0) halves = halves >> 16 | halves << 16;
     return kopt_random_combine_(halves, index);
@@ -4227,12 +4208,12 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
 NOINLINE_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, kopt_index_ index, size_t from,
                                   size_t to) {
     size_t block, i;
-    index -= KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_);
+    index -= (unsigned)(index % KOPT_RANDOM_SPAN_);
     for (block = from / 8 / LANES_ * LANES_; 8 * block < to; block += LANES_) {
         vu32_ x[4], w[4];
         K_(philox)(x, cipher, kopt_philox_block_(index) + block);
         K_(philox_transpose)(w, x);
-        for (i = 0; i < 4; i++) store32_(KOPT_POINTER_(kopt_byte_ *, words + 4 * block + i * LANES_), w[i]);
+        for (i = 0; i < 4; i++) store32_((kopt_byte_ *)(words + 4 * block + i * LANES_), w[i]);
     }
 }
 
@@ -4243,11 +4224,10 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
     const vu32_ multiplier = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
-        const vu32_ own = load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, words + i)),
-                    other = or_(shl_(own, 16), shr_(own, 16));
+        const vu32_ own = load32_((const kopt_byte_ *)(words + i)), other = or_(shl_(own, 16), shr_(own, 16));
         const vu32_ stride = add16_(other, other);
-        store32_(KOPT_POINTER_(kopt_byte_ *, lower + i), add16_(own, mul16_(stride, multiplier)));
-        store32_(KOPT_POINTER_(kopt_byte_ *, upper + i), stride);
+        store32_((kopt_byte_ *)(lower + i), add16_(own, mul16_(stride, multiplier)));
+        store32_((kopt_byte_ *)(upper + i), stride);
     }
 }
 
@@ -4259,12 +4239,12 @@ typedef struct random_buffer_ {
 /* As in the scalar pass, but zero-extended: the upper halves are 0. *n is LANES_, or less at the end of a group. */
 FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, kopt_index_ index, int first,
                           size_t *n) {
-    const size_t position = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+    const size_t position = (unsigned)(index % KOPT_RANDOM_GROUP_);
     if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(buffer->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
     if (position == 0 || first)
         K_(random_group)(buffer->lower, buffer->upper, buffer->words, index, 0, KOPT_RANDOM_GROUP_);
     *n = KOPT_RANDOM_GROUP_ - position < LANES_ ? KOPT_RANDOM_GROUP_ - position : LANES_;
-    return load16_(KOPT_CONST_POINTER_(const kopt_byte_ *, buffer->lower) + 2 * position);
+    return load16_((const kopt_byte_ *)buffer->lower + 2 * position);
 }
 #endif
 #endif
@@ -4369,7 +4349,7 @@ FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
     const vu32_ sign = xor_(u, mag);
     const vmask_ nan = igt_(mag, isplat_(0x7F800000u));
     if (format == KOPT_BF16) return select_(nan, isplat_(0x7FC00000u), u);
-    KOPT_CAST_(void, c);
+    (void)c;
     mag = select_(igt_(mag, isplat_(0x47800000u)), isplat_(0x47800000u), mag); /* infinity */
     low = as_u32_(min_(as_f32_(mag), splat_(6.103515625e-05f))); /* the part up to 2^-14, in equal steps */
     mag = iadd_(shl_(isub_(mag, low), 3), round_u32_(mul_(as_f32_(low), splat_(1099511627776.0f)))); /* 2^40 */
@@ -4408,7 +4388,7 @@ FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *largest) {
     if (format == KOPT_BF16) return as_f32_(u);
     low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x04000000u)))); /* the part up to 2^-14, in units of 2^-40 */
     bits = iadd_(as_u32_(mul_(convert_f32_(low), splat_(9.094947017729282e-13f))), shr_(isub_(mag, low), 3));
-    if (largest != KOPT_NULL_) {
+    if (largest != NULL) {
         *largest = imax_(*largest, bits);
     } else {
         bits = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), bits);
@@ -4431,7 +4411,7 @@ FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
 /* The visible weight of KAHAN: split() of section 3, in the lower half. bf16 ties go away from zero. */
 FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
     if (format == KOPT_FP16) return K_(round_nearest16)(x, format);
-    return shr_(iadd_(K_(extended)(x, format, KOPT_NULL_), isplat_(0x8000u)), 16);
+    return shr_(iadd_(K_(extended)(x, format, NULL), isplat_(0x8000u)), 16);
 }
 #endif
 
@@ -4477,16 +4457,16 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
 FN_ vu32_ K_(flush_bf16)(vu32_ u, kopt_format format) { return format == KOPT_BF16 && (u & 0x7F800000u) == 0 ? 0 : u; }
 
 ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu32_ r) {
-    vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, KOPT_NULL_); /* shared with round_stochastic */
+    vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, NULL); /* shared with round_stochastic */
     format = KOPT_STEP_FORMAT_(format);
-    u = KOPT_ROUND_MODE_(how) == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, KOPT_NULL_)
+    u = KOPT_ROUND_MODE_(how) == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, NULL)
         : format == KOPT_FP16                    ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
                                                  : u + 0x7FFFu + ((u >> 16) & 1u);
     return K_(flush_bf16)(u, format);
 }
 #undef ROUND_
 FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
-    KOPT_CAST_(void, c);
+    (void)c;
     return K_(round16_bits)(as_u32_(x), format, how, r);
 }
 #endif
@@ -4673,11 +4653,11 @@ FN_ vf32_ K_(full_weight)(kopt_rounding rounding, kopt_format format, vu32_ stor
     if (rounding == KOPT_EXACT) residual = isub_(xor_(residual, isplat_(0x8000u)), isplat_(0x8000u));
     u = iadd_(shl_(stored, 16), residual);
 #ifdef ONE_LANE_
-    KOPT_CAST_(void, largest);
+    (void)largest;
     u = as_u32_(K_(from_extended)(u, format));
 #else
     u = as_u32_(K_(from_extended)(u, format, largest));
-    if (largest != KOPT_NULL_) return as_f32_(u);
+    if (largest != NULL) return as_f32_(u);
 #endif
     mag = and_(u, isplat_(0x7FFFFFFFu));
     return as_f32_(
@@ -4792,7 +4772,7 @@ NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_
     if (kind.buffered) return as_u32_(square ? root : x);
     if (kind.moment == KOPT_F32) return K_(flush_f32)(x);
     return K_(round_moment)(x, kind.moment, square, root, kopt_moment_rounding_(kind, moment),
-                            K_(random16)(r, KOPT_CAST_(uint32_t, moment) + 1), &c) >>
+                            K_(random16)(r, (uint32_t)moment + 1), &c) >>
            16;
 }
 
@@ -4834,7 +4814,7 @@ FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ direction
                              element_ *e, vu32_ r, int sync) {
     vf32_ slow_compensation, update = K_(update)(k, direction, w);
     if (sync) {
-        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_compensation, KOPT_NULL_);
+        const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_compensation, NULL);
         update = K_(lookahead)(k->slow_scale, w, compensation, update, slow, slow_compensation);
     }
     if (!k->moments_only) K_(encode_weight)(kind, w, compensation, update, e, K_(random16)(r, 0));
@@ -4875,9 +4855,9 @@ FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ y
     if (kind.rule == KOPT_LION && k->smooth) return K_(vmath_tanh)(x);
 #endif
 #endif
-    KOPT_CAST_(void, kind);
-    KOPT_CAST_(void, k);
-    KOPT_CAST_(void, y);
+    (void)kind;
+    (void)k;
+    (void)y;
     return x;
 }
 
@@ -4899,7 +4879,7 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
     old.slow = old.slow_residual = old.grad = 0;
     e.weight = old.weight = K_(load_at)(j->weight, i, weight_size);
     e.residual = old.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
-    w = K_(load_weight)(kind, e.weight, e.residual, &compensation, KOPT_NULL_);
+    w = K_(load_weight)(kind, e.weight, e.residual, &compensation, NULL);
     if ((stages & KOPT_DIRECTION_STAGE_) != 0) {
         e.grad = K_(load_at)(j->grad, i, grad_size);
         if (MOMENTS_ > 0) e.moment[0] = K_(load_at)(j->moment[0], i, moment_size);
@@ -4916,7 +4896,7 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
 #ifdef KAHAN_OPT_VMATH
             if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_buffer, as_u32_(K_(canonical_nan)(y)));
 #else
-            KOPT_CAST_(void, y_buffer);
+            (void)y_buffer;
 #endif
             return;
         }
@@ -4936,11 +4916,11 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
             K_(store_at)(j->slow, i, weight_size, e.weight);
             if (residual_size != 0) K_(store_at)(j->slow_residual, i, residual_size, e.residual);
         }
-        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->copy != KOPT_NULL_)
+        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->copy != NULL)
             K_(store_at)(j->copy, i, kopt_bytes_of_(j->copy_format), K_(encode_copy)(kind, &e, j->copy_format));
     }
     if ((stages & KOPT_FINAL_STAGE_) != 0 && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->counts != KOPT_NULL_)
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->counts != NULL)
         K_(count_element)(kind, j->counts, &old, &e, update);
 }
 
@@ -4957,7 +4937,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
     for (q = 0; q < n; q++) {
         const size_t offset = 4 * (pair != 0 ? q % 2 * (pair / 2) + q / 2 : q);
         const vu32_ r = K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
-        kopt_byte_ *const x_at = x == KOPT_NULL_ ? x : x + offset, *const y_at = y == KOPT_NULL_ ? y : y + offset;
+        kopt_byte_ *const x_at = x == NULL ? x : x + offset, *const y_at = y == NULL ? y : y + offset;
         K_(step_element)(j, kind, &k, i + q, r, stages, x_at, y_at);
     }
 }
@@ -4967,7 +4947,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
 /* What `walk` does if opt.vmath is a table: tile by tile, with a function of the table between the stages. */
 static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size_t end) {
     float x[KOPT_TILE_], y[KOPT_TILE_];
-    kopt_byte_ *const x_buffer = KOPT_POINTER_(kopt_byte_ *, x), *const y_buffer = KOPT_POINTER_(kopt_byte_ *, y);
+    kopt_byte_ *const x_buffer = (kopt_byte_ *)x, *const y_buffer = (kopt_byte_ *)y;
     size_t n, q;
     for (; begin < end; begin += n) {
         n = end - begin < KOPT_TILE_ ? end - begin : KOPT_TILE_;
@@ -4991,18 +4971,18 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     size_t i;
 #endif
 #if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
-    if (j->vmath != KOPT_NULL_) {
+    if (j->vmath != NULL) {
         K_(walk_tiled)(j, begin, end);
         return;
     }
 #endif
 #ifdef KOPT_VECTOR_CODE_
-    kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_, 0);
+    kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, NULL, 0);
 #else
     for (i = begin; i < end; i++)
         K_(step_element)(j, kind, &k, i,
                          random ? K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
-                         KOPT_ALL_STAGES_, KOPT_NULL_, KOPT_NULL_);
+                         KOPT_ALL_STAGES_, NULL, NULL);
 #endif
 }
 #else                           /* vectors */
@@ -5027,8 +5007,8 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #endif
 
 /* LANES_ numbers of an fp32 buffer. */
-FN_ vf32_ K_(load_f32)(const float *p) { return as_f32_(load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, p))); }
-FN_ void K_(store_f32)(float *p, vf32_ x) { store32_(KOPT_POINTER_(kopt_byte_ *, p), as_u32_(x)); }
+FN_ vf32_ K_(load_f32)(const float *p) { return as_f32_(load32_((const kopt_byte_ *)p)); }
+FN_ void K_(store_f32)(float *p, vf32_ x) { store32_((kopt_byte_ *)p, as_u32_(x)); }
 
 /* The random numbers of the first and of the second vector, zero-extended. */
 FN_ vu32_ K_(first16)(vu32_ both, int layout, const constants_ *c) {
@@ -5105,8 +5085,8 @@ FN_ pair_ K_(reorder)(pair_ x, int from, int to) {
         interleave_(x.a, x.b, &r.a, &r.b);
     return r;
 #else
-    KOPT_CAST_(void, from);
-    KOPT_CAST_(void, to);
+    (void)from;
+    (void)to;
     return x;
 #endif
 }
@@ -5189,7 +5169,7 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int layout) {
 #ifdef SPECIALIZED_
     if ((layout & EVEN_ODD_) != 0) return interleave_high16_(a, b);
 #endif
-    KOPT_CAST_(void, layout);
+    (void)layout;
     return pack_high16_(a, b);
 }
 
@@ -5242,7 +5222,7 @@ FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, co
                         int layout) {
     vu32_ largest = isplat_(0), stored, residual, a, b, residual_a = largest, residual_b = largest;
     pair_ compensation, w;
-    if (w_buffer == KOPT_NULL_) {
+    if (w_buffer == NULL) {
         w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, &largest);
     } else {
         w = K_(load_f32_pair)(w_buffer);
@@ -5320,8 +5300,8 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     half_pair_ a, b;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
-        if (w_buffer == KOPT_NULL_) {
-            w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, KOPT_NULL_);
+        if (w_buffer == NULL) {
+            w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, NULL);
         } else {
             w = K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), layout & EVEN_ODD_);
             compensation = K_(reorder)(K_(load_f32_pair)(compensation_buffer), ORDER_(kind.weight), layout & EVEN_ODD_);
@@ -5367,7 +5347,7 @@ FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_
    yet. alone: no later tile uses these words. Then, if the n elements lie in one group, only their words are made. */
 NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, kopt_index_ index,
                                        size_t n, int fresh, int alone) {
-    const size_t offset = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+    const size_t offset = (unsigned)(index % KOPT_RANDOM_GROUP_);
     const int partial = alone && offset + n <= KOPT_RANDOM_GROUP_;
     const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
     size_t q;
@@ -5376,8 +5356,8 @@ NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_k
         if (group % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) K_(random_span)(r->words, cipher, group, from, to);
         K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, group, from, to);
     }
-    r->number = KOPT_CONST_POINTER_(const kopt_byte_ *, r->lower) + 2 * offset;
-    r->stride = KOPT_CONST_POINTER_(const kopt_byte_ *, r->upper) + 2 * offset;
+    r->number = (const kopt_byte_ *)r->lower + 2 * offset;
+    r->stride = (const kopt_byte_ *)r->upper + 2 * offset;
 }
 
 /* ---- 8-bit moments in fp32 buffers ---- */
@@ -5453,15 +5433,15 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
 FN_ void K_(encode_elements)(kopt_byte_ *code, const float *buffer, vf32_ inverse, int square, int moment,
                              const kopt_random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
-    const vu32_ store_number = isplat_hoisted_((KOPT_CAST_(uint32_t, moment) + 1) * 0x00010001u),
+    const vu32_ store_number = isplat_hoisted_(((uint32_t)moment + 1) * 0x00010001u),
                 half = isplat_hoisted_(0x80008000u);
-    const kopt_byte_ *const base = r == KOPT_NULL_ ? KOPT_NULL_ : r->number;
-    const kopt_byte_ *const stride = r == KOPT_NULL_ ? KOPT_NULL_ : r->stride;
+    const kopt_byte_ *const base = r == NULL ? NULL : r->number;
+    const kopt_byte_ *const stride = r == NULL ? NULL : r->stride;
     kopt_byte_ part[PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         const vu32_ number =
-            r == KOPT_NULL_ ? half : add16_(load32_(base + 2 * i), mul16_(load32_(stride + 2 * i), store_number));
+            r == NULL ? half : add16_(load32_(base + 2 * i), mul16_(load32_(stride + 2 * i), store_number));
         K_(encode_pair)(n - i < PAIR_ ? part : code + i, buffer, inverse, square, number, &c);
         buffer += PAIR_;
     }
@@ -5479,7 +5459,7 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const fl
         kopt_zero_(code, n);
         return;
     }
-    if (rounding == KOPT_NEAREST) r = KOPT_NULL_;
+    if (rounding == KOPT_NEAREST) r = NULL;
     if (square)
         K_(encode_elements)(code, buffer, K_(inverse_scale_q8)(scale_bits, 1), 1, moment, r, n);
     else
@@ -5491,7 +5471,7 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const fl
 FN_ uint32_t K_(reduce_max)(vu32_ a) {
     uint32_t lane[LANES_], largest = 0;
     size_t i;
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), a);
+    store32_((kopt_byte_ *)lane, a);
     for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
     return largest;
 }
@@ -5530,7 +5510,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
         if (KOPT_IS_ATAN2_(kind.rule))
             K_(store_f32_pair)(t->compensation + i, K_(reorder)(y, order, ORDER_(kind.weight)));
     }
-    for (i = 0; kind.buffered && i < KOPT_CAST_(size_t, MOMENTS_); i++) {
+    for (i = 0; kind.buffered && i < (size_t)MOMENTS_; i++) {
         /* reduced here and not where it is used, so that the reduction overlaps with the next stage */
         const uint32_t magnitude = K_(reduce_max)(largest[i]);
         if (magnitude > t->largest[i]) t->largest[i] = magnitude;
@@ -5551,8 +5531,8 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
         vu32_ numbers[2];
         numbers[0] = numbers[1] = load32_(base + 2 * i);
         if (prefetches) K_(prefetch_pair)(a.weight, i, 4);
-        if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : KOPT_NULL_,
-                             loaded ? t->compensation + i : KOPT_NULL_, K_(load_f32_pair)(t->x + i), numbers, order))
+        if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : NULL, loaded ? t->compensation + i : NULL,
+                             K_(load_f32_pair)(t->x + i), numbers, order))
             kopt_commit_in_scalar_(t, i, PAIR_);
     }
 }
@@ -5627,13 +5607,13 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
    nothing, and the compiler drops its function. fp32 is in every build: buffers and steps without moments have it.
    % 32: ANY_ is no bit. */
 #define IN_SET_(set, value) ((value) == ANY_ || ((set) >> (value) % 32 & 1u) != 0)
-#define MATCHES_(set, value, first, second)                                           \
-    ((first) == ANY_ || (IN_SET_(set, first) && KOPT_CAST_(int, value) == (first)) || \
-     (IN_SET_(set, second) && KOPT_CAST_(int, value) == (second)))
+#define MATCHES_(set, value, first, second)                                   \
+    ((first) == ANY_ || (IN_SET_(set, first) && ((int)(value)) == (first)) || \
+     (IN_SET_(set, second) && ((int)value) == (second)))
 #define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))
 #define FORMAT_MATCHES_(line_format, format)                             \
     ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 \
-                           : IN_SET_(KOPT_FORMATS_ | 1u, line_format) && KOPT_CAST_(int, format) == (line_format))
+                           : IN_SET_(KOPT_FORMATS_ | 1u, line_format) && ((int)format) == (line_format))
 
 /* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) {
@@ -5644,7 +5624,7 @@ FN_ int K_(one_of)(int value, int first, int second) {
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
         kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                              \
-        kind.rule = KOPT_CAST_(kopt_rule, K_(one_of)(KOPT_CAST_(int, kind.rule), line_rule, other_rule));         \
+        kind.rule = ((kopt_rule)(K_(one_of)(((int)(kind.rule)), line_rule, other_rule)));                         \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
         kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
@@ -5679,13 +5659,12 @@ typedef char K_(fp16_roundings_complete)[HAVE_LINES_(KOPT_LAST_ROUNDING_, 0u COM
 #undef HAVE_LINES_
 #undef NEED_NO_LINE_
 
-#define LINE_(name, line_format, line_rounding, other_rounding)                                                   \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
-        kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                              \
-        kind.weight = line_format;                                                                                \
-        kind.rounding =                                                                                           \
-            KOPT_CAST_(kopt_rounding, K_(one_of)(KOPT_CAST_(int, kind.rounding), line_rounding, other_rounding)); \
-        K_(commit_tile)(t, kind);                                                                                 \
+#define LINE_(name, line_format, line_rounding, other_rounding)                                               \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                              \
+        kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                          \
+        kind.weight = line_format;                                                                            \
+        kind.rounding = ((kopt_rounding)(K_(one_of)(((int)(kind.rounding)), line_rounding, other_rounding))); \
+        K_(commit_tile)(t, kind);                                                                             \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -5733,7 +5712,7 @@ NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, con
     a.residual = residual;
     for (i = 0; i < n; i += PAIR_) {
         pair_ r;
-        K_(store_f32_pair)(w + i, K_(load_weight_pair)(&a, kind, i, ORDER_(kind.weight), &c, &r, KOPT_NULL_));
+        K_(store_f32_pair)(w + i, K_(load_weight_pair)(&a, kind, i, ORDER_(kind.weight), &c, &r, NULL));
         K_(store_f32_pair)(compensation + i, r);
     }
 }
@@ -5769,7 +5748,7 @@ NOINLINE_FN_ void K_(rule_function)(kopt_tile_ *t) {
     const size_t n = (j->end + PAIR_ - 1) / PAIR_ * PAIR_;
     float *const x = t->x, *const y = t->compensation;
     size_t i;
-    if (j->vmath == KOPT_NULL_) {
+    if (j->vmath == NULL) {
         K_(atan2_tile)(x, y, n);
         return;
     }
@@ -5790,7 +5769,7 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     for (i = 0; i < j->end; i += PAIR_) {
         float slow[PAIR_], slow_compensation[PAIR_];
         if (k.sync)
-            K_(load_weights)(j->slow + i * size, residual_size == 0 ? KOPT_NULL_ : j->slow_residual + i * residual_size,
+            K_(load_weights)(j->slow + i * size, residual_size == 0 ? NULL : j->slow_residual + i * residual_size,
                              &t->kind, PAIR_, slow, slow_compensation);
         for (q = 0; q < PAIR_; q += LANES_) {
             const vf32_ w = K_(load_f32)(t->w + i + q);
@@ -5841,8 +5820,8 @@ FN_ void K_(start_random_counters)(random_counter_ *r, const kopt_random_tile_ *
     const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_);
     size_t q;
     for (q = from / PAIR_; q < to / PAIR_; q++) {
-        const random_pair_ d = K_(load_random_pair)(KOPT_CONST_POINTER_(const kopt_byte_ *, tile->lower),
-                                                    KOPT_CONST_POINTER_(const kopt_byte_ *, tile->upper), q * PAIR_);
+        const random_pair_ d =
+            K_(load_random_pair)((const kopt_byte_ *)tile->lower, (const kopt_byte_ *)tile->upper, q * PAIR_);
         const int layout = LANES_ > 4 ? EVEN_ODD_ : 0;
         r[q].r.number[0] = K_(first16)(d.number[0], layout, c);
         r[q].r.number[1] = K_(second16)(d.number[0], layout);
@@ -5857,10 +5836,10 @@ FN_ void K_(start_random_counters)(random_counter_ *r, const kopt_random_tile_ *
 FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k,
                                    const constants_ *c, size_t i, pair_ x, const vu32_ numbers[2], int layout) {
     float buffer[PAIR_];
-    if (K_(commit_pair)(a, kind, k, c, i, KOPT_NULL_, KOPT_NULL_, x, numbers, layout)) return;
+    if (K_(commit_pair)(a, kind, k, c, i, NULL, NULL, x, numbers, layout)) return;
     K_(store_f32)(buffer, x.a);
     K_(store_f32)(buffer + LANES_, x.b);
-    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer), KOPT_NULL_,
+    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer), NULL,
                                (layout & EVEN_ODD_) != 0 ? PAIR_ : 0);
 }
 
@@ -5904,11 +5883,11 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
     pending.a = pending.b = as_f32_(no_random.number[0]);
     for (n = 0; end - i >= PAIR_; i += n) {
         const kopt_index_ index = KOPT_INDEX_(whole->first + i);
-        const size_t in_group = KOPT_CAST_(unsigned, index % KOPT_RANDOM_GROUP_);
+        const size_t in_group = (unsigned)(index % KOPT_RANDOM_GROUP_);
         /* fresh: the counters do not continue from the previous group */
         const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
         random_counter_ *counter = counters + in_group / PAIR_;
-        n = tiled ? KOPT_TILE_ - KOPT_CAST_(unsigned, index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_group;
+        n = tiled ? KOPT_TILE_ - (unsigned)(index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_group;
         if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
         if (tiled && random) K_(fill_random_tile)(&tile, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
         if (!tiled && random && fresh) {
@@ -5932,7 +5911,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
                 counter->r.number[1] = add16_(r.number[1], counter->next_group[1]);
                 counter++;
             }
-            if (!K_(direction_pair)(&a, kind, &k, &c, i + q, KOPT_NULL_, KOPT_NULL_, &r, layout, &x, &y, KOPT_NULL_)) {
+            if (!K_(direction_pair)(&a, kind, &k, &c, i + q, NULL, NULL, &r, layout, &x, &y, NULL)) {
                 kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(x_buffer + v),
                                            KOPT_BYTES_(y_buffer + v), even_odd ? PAIR_ : 0);
                 x.a = K_(load_f32)(x_buffer + v);
@@ -6034,11 +6013,10 @@ SPECIALIZATIONS_(LINE_)
    not stepped. */
 FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begin) {
     const kopt_step *s = j->step;
-    if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != KOPT_NULL_ || j->copy != KOPT_NULL_)
-        return begin;
+    if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != NULL || j->copy != NULL) return begin;
     if (!SPECIALIZE_L2_ && kopt_as_u32_(s->l2) << 1 != 0) return begin;
 #ifdef KAHAN_OPT_VMATH
-    if (j->vmath != KOPT_NULL_) return begin;
+    if (j->vmath != NULL) return begin;
 #endif
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule) \
     if (kind.rule == (line_rule) && MOMENTS_ == (line_moments) && kind.weight == (line_format) &&            \
@@ -6067,7 +6045,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     /* The specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
        come in whole pairs. The loop over tiles steps the elements before and behind. It is called from here and not
        from the specialized loop, so that the stack frames of the two do not add up. */
-    const size_t head = KOPT_CAST_(unsigned, (0 - KOPT_INDEX_(j->first + i)) % PAIR_);
+    const size_t head = (unsigned)((0 - KOPT_INDEX_(j->first + i)) % PAIR_);
     if (j->end - i >= head + PAIR_) {
         const size_t end = K_(specialized_step)(j, kopt_kind_of_(j, LANES_ == 1), i + head);
         if (end > i + head) {
@@ -6086,7 +6064,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e) {
     vf32_ g = K_(widen)(e->grad, kind.grad), compensation;
     if (k->use_scale) g = mul_(g, k->grad_scale);
-    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &compensation, KOPT_NULL_)));
+    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &compensation, NULL)));
     return K_(stable_ratio_of)(k, g, K_(load_moment)(kind, e, 1));
 }
 #endif
@@ -6119,7 +6097,7 @@ NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ 
         }
         if (k.use_l2) {
             pair_ compensation;
-            const pair_ w = K_(load_weight_pair)(&a, kind, i, 0, &c, &compensation, KOPT_NULL_);
+            const pair_ w = K_(load_weight_pair)(&a, kind, i, 0, &c, &compensation, NULL);
             g.a = add_(g.a, mul_(k.l2, w.a));
             g.b = add_(g.b, mul_(k.l2, w.b));
         }
@@ -6156,7 +6134,7 @@ FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end
    code takes the vectors with a value that is not ordinary. */
 NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    const uint32_t stream = KOPT_CAST_(uint32_t, c->stochastic);
+    const uint32_t stream = (uint32_t)c->stochastic;
     const kopt_philox_key_ cipher =
         stream == 0 ? kopt_make_philox_key_(0, 0, 0, 0) : kopt_make_philox_key_(c->seed, c->step, c->id, stream);
     const int stochastic = stream != 0 && c->dst_format != KOPT_F32;
@@ -6198,8 +6176,8 @@ FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_forma
     const kopt_byte_ *const src = c->src;
     kopt_byte_ *const dst = c->dst;
     size_t i = 0;
-    if (NT_STORES_ && n >= KOPT_NT_THRESHOLD_ / size && KOPT_ADDRESS_(dst) % size == 0) {
-        i = (64 - KOPT_ADDRESS_(dst) % 64) % 64 / size; /* up to the next cache line */
+    if (NT_STORES_ && n >= KOPT_NT_THRESHOLD_ / size && (uintptr_t)dst % size == 0) {
+        i = (64 - (uintptr_t)dst % 64) % 64 / size; /* up to the next cache line */
         K_(convert_general)(c, 0, i);
         for (; n - i >= LANES_; i += LANES_) {
             const vu32_ a = K_(convert_vector)(src + i * from_size, to, from);
@@ -6261,7 +6239,7 @@ FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     size_t i;
     int half;
     for (half = 0; half < 2; half++) {
-        store32_(KOPT_POINTER_(kopt_byte_ *, part), sum[half]);
+        store32_((kopt_byte_ *)part, sum[half]);
         for (i = 0; i < LANES_ / 2; i++) kopt_norm_accumulate_(norm, part[i], p);
     }
 }
@@ -6286,7 +6264,7 @@ FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t group
             largest = select_(igt_(x, largest), x, largest);
         }
     }
-    store32_(KOPT_POINTER_(kopt_byte_ *, lane), largest);
+    store32_((kopt_byte_ *)lane, largest);
     for (i = 0; i < LANES_; i++) top = lane[i] >> 23 > top ? lane[i] >> 23 : top;
     return top;
 }
@@ -6382,7 +6360,7 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
 }
 #else
 FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
-    const size_t chunk = KOPT_CAST_(size_t, 1) << 14;
+    const size_t chunk = (size_t)1 << 14;
     while (n > 0) {
         const size_t part = n < chunk ? n : chunk;
         kopt_norm_add_values_(norm, p, format, part);
@@ -6428,7 +6406,7 @@ FN_ void K_(reduce)(const kopt_tool_ *t, kopt_format from, kopt_format to, size_
         vf32_ sum = splat_(0);
         n = t->n - i < LANES_ ? t->n - i : LANES_;
         for (k = 0; k < count; k++) {
-            const kopt_byte_ *p = KOPT_CAST_(const kopt_byte_ *, t->shards[k]) + i * from_size;
+            const kopt_byte_ *p = (const kopt_byte_ *)t->shards[k] + i * from_size;
             const vf32_ x = K_(widen)(K_(load_n)(p, from_size, n), from);
             sum = k == 0 ? x : add_(sum, x);
         }
@@ -6438,7 +6416,7 @@ FN_ void K_(reduce)(const kopt_tool_ *t, kopt_format from, kopt_format to, size_
 
 #ifndef TOOLS_ISA_
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
-    switch (KOPT_CAST_(int, t->kind)) {
+    switch ((int)t->kind) {
     case KOPT_TOOL_NORM_:
         if (t->src_format == KOPT_F32)
             K_(norm_format)(t->norm, t->src, KOPT_F32, t->n);
@@ -6706,7 +6684,7 @@ FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *remainder) {
 FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
     const vu32_ minus = isplat_(0x80000000u);
     vf32_ g;
-    switch (KOPT_CAST_(int, f)) {
+    switch ((int)f) {
     case KOPT_SIGMOID:
     case KOPT_SILU:
     case KOPT_SOFTPLUS:
@@ -6827,7 +6805,7 @@ FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
    multiple of 256. out has 256 elements, one for each index of the run; elements outside of the range may be
    overwritten, too. The 4 words of a Philox block make 4 numbers. */
 FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
-    const size_t offset = KOPT_CAST_(unsigned, j->first & 255), chunk = 4 * LANES_;
+    const size_t offset = (unsigned)(j->first & 255), chunk = 4 * LANES_;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->seed, j->step, j->id, KOPT_RANDOM_NOISE_);
     size_t i, k;
     for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
@@ -6852,7 +6830,7 @@ FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
     vu32_ old, next;
     vmask_ doubt;
     if (j->kind < KOPT_VMATH_ARGUMENT_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
-    switch (KOPT_CAST_(int, j->kind)) {
+    switch ((int)j->kind) {
     case KOPT_VMATH_EXP_: x = K_(vmath_exp)(x, splat_(0.0f)); break;
     case KOPT_VMATH_LOG_: x = K_(vmath_log)(x); break;
     case KOPT_VMATH_TANH_: x = K_(vmath_tanh)(x); break;
@@ -6925,8 +6903,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
     const kopt_philox_key_ cipher = kopt_make_philox_key_(seed, step, id, stream);
     const uint64_t block = (index >> 11 << 4) | (index >> 3 & 15); /* as kopt_philox_block_ */
     vu32_ x[4];
-    K_(philox_words)(x, &cipher, KOPT_CAST_(uint32_t, block & 0xFFFFFFFFu), KOPT_CAST_(uint32_t, block >> 32));
-    return K_(random_of_block)(x, KOPT_CAST_(unsigned, index % KOPT_RANDOM_SPAN_));
+    K_(philox_words)(x, &cipher, (uint32_t)(block & 0xFFFFFFFFu), (uint32_t)(block >> 32));
+    return K_(random_of_block)(x, (unsigned)(index % KOPT_RANDOM_SPAN_));
 }
 #endif
 
@@ -7101,7 +7079,7 @@ typedef struct kopt_kernels_ {
 #define KOPT_KERNELS_(isa, tools)                                                 \
     {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, \
      kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
-#define KOPT_NO_KERNELS_(isa) {#isa, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_, KOPT_NULL_ KOPT_AND_VMATH_(KOPT_NULL_)}
+#define KOPT_NO_KERNELS_(isa) {#isa, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL)}
 static const kopt_kernels_ kopt_table_[] = {KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_SSE2_
                                             KOPT_KERNELS_(sse2, scalar),
@@ -7138,7 +7116,7 @@ typedef char kopt_table_complete_[sizeof kopt_table_ == KOPT_ISA_COUNT * sizeof 
 #endif
 
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
-    switch (KOPT_CAST_(int, result)) {
+    switch ((int)result) {
     case KOPT_OK: return "success";
     case KOPT_ERROR_NULL: return "a required pointer is NULL";
     case KOPT_ERROR_OPTION:
@@ -7179,11 +7157,11 @@ KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
 static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
 #ifndef KOPT_GNU_
     int r[4];
-    __cpuidex(r, KOPT_CAST_(int, leaf), 0);
-    out[0] = KOPT_CAST_(uint32_t, r[0]);
-    out[1] = KOPT_CAST_(uint32_t, r[1]);
-    out[2] = KOPT_CAST_(uint32_t, r[2]);
-    out[3] = KOPT_CAST_(uint32_t, r[3]);
+    __cpuidex(r, (int)leaf, 0);
+    out[0] = (uint32_t)r[0];
+    out[1] = (uint32_t)r[1];
+    out[2] = (uint32_t)r[2];
+    out[3] = (uint32_t)r[3];
 #elif defined(__i386__) /* ebx must survive: it may hold the address of the global offset table */
     __asm__("xchgl %%ebx, %1\n\tcpuid\n\txchgl %%ebx, %1"
             : "=a"(out[0]), "=&r"(out[1]), "=c"(out[2]), "=d"(out[3])
@@ -7195,8 +7173,8 @@ static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
 #endif
 
 KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
-    if (KOPT_CAST_(unsigned, isa) >= KOPT_CAST_(unsigned, KOPT_ISA_COUNT)) return 0;
-    if (kopt_table_[isa].step == KOPT_NULL_) return 0;
+    if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT) return 0;
+    if (kopt_table_[isa].step == NULL) return 0;
 #ifdef KOPT_X86_
     if (isa != KOPT_ISA_SCALAR) {
         uint32_t r[4], max, features, saved = 0;
@@ -7208,7 +7186,7 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
         features = r[2];
         if ((features >> 27 & 1u) == 0 || (features >> 28 & 1u) == 0 || (features >> 29 & 1u) == 0 || max < 7) return 0;
 #ifndef KOPT_GNU_ /* The CPU has OSXSAVE, AVX and F16C. XCR0 says which registers the operating system saves */
-        saved = KOPT_CAST_(uint32_t, _xgetbv(0) & 0xFFFFFFFFu);
+        saved = (uint32_t)(_xgetbv(0) & 0xFFFFFFFFu);
 #else
         {
             uint32_t high;
@@ -7228,25 +7206,25 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
    value. */
 #ifndef KOPT_VECTOR_CODE_ /* one ISA: no cache, and no atomics, which small cores lack */
 #define KOPT_GET_CHOSEN_() 1
-#define KOPT_SET_CHOSEN_(x) KOPT_CAST_(void, x)
+#define KOPT_SET_CHOSEN_(x) ((void)(x))
 #elif defined(KOPT_GNU_)
 static int kopt_chosen_;
 #define KOPT_GET_CHOSEN_() __atomic_load_n(&kopt_chosen_, __ATOMIC_RELAXED)
 #define KOPT_SET_CHOSEN_(x) __atomic_store_n(&kopt_chosen_, x, __ATOMIC_RELAXED)
 #else
 static int kopt_chosen_;
-#define KOPT_GET_CHOSEN_() (*KOPT_CAST_(volatile int *, &kopt_chosen_))
-#define KOPT_SET_CHOSEN_(x) (*KOPT_CAST_(volatile int *, &kopt_chosen_) = (x))
+#define KOPT_GET_CHOSEN_() (*((volatile int *)(&kopt_chosen_)))
+#define KOPT_SET_CHOSEN_(x) (*((volatile int *)(&kopt_chosen_)) = (x))
 #endif
 
 KOPT_API_ kopt_isa kopt_isa_current(void) {
     int chosen = KOPT_GET_CHOSEN_();
     if (chosen == 0) {
-        for (chosen = KOPT_ISA_COUNT; !kopt_isa_usable(KOPT_CAST_(kopt_isa, chosen - 1)); chosen--) {
+        for (chosen = KOPT_ISA_COUNT; !kopt_isa_usable((kopt_isa)(chosen - 1)); chosen--) {
         }
         KOPT_SET_CHOSEN_(chosen);
     }
-    return KOPT_CAST_(kopt_isa, chosen - 1);
+    return (kopt_isa)(chosen - 1);
 }
 
 KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa) {
@@ -7254,13 +7232,13 @@ KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa) {
         KOPT_SET_CHOSEN_(0);
     } else {
         if (!kopt_isa_usable(isa)) return KOPT_ERROR_ISA;
-        KOPT_SET_CHOSEN_(KOPT_CAST_(int, isa) + 1);
+        KOPT_SET_CHOSEN_((int)isa + 1);
     }
     return KOPT_OK;
 }
 
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
-    return KOPT_CAST_(unsigned, isa) < KOPT_CAST_(unsigned, KOPT_ISA_COUNT) ? kopt_table_[isa].name : "unknown";
+    return (unsigned)isa < (unsigned)KOPT_ISA_COUNT ? kopt_table_[isa].name : "unknown";
 }
 
 /* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
@@ -7307,7 +7285,7 @@ typedef struct kopt_environment_ {
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if !(KOPT_ONLY_ & KOPT_WITH_CHECKS)
-    KOPT_CAST_(void, e);
+    (void)e;
 #elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
     e->control = _mm_getcsr();
     _mm_setcsr(0x1F80u);
@@ -7325,8 +7303,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #elif defined(KOPT_GNU_) && defined(__aarch64__)
     uint64_t old;
     __asm__ __volatile__("mrs %0, fpcr" : "=r"(old));
-    __asm__ __volatile__("msr fpcr, %0" : : "r"(KOPT_CAST_(uint64_t, 0)));
-    e->control = KOPT_CAST_(uint32_t, old);
+    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)0));
+    e->control = (uint32_t)old;
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
 /* Both masks keep the condition flags and the exception flags. On M profile the mask keeps LTPSIZE, too: without it,
@@ -7347,7 +7325,7 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__ __volatile__("mffs %0\n\tmtfsfi 6, 0\n\tmtfsfi 7, 0" : "=d"(e->power));
 #else
-    KOPT_CAST_(void, e);
+    (void)e;
 #endif
     KOPT_FENCE_();
 }
@@ -7355,14 +7333,14 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
     KOPT_FENCE_();
 #if !(KOPT_ONLY_ & KOPT_WITH_CHECKS)
-    KOPT_CAST_(void, e);
+    (void)e;
 #elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
     _mm_setcsr(e->control);
 #elif defined(KOPT_USES_X87_)
     if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
     if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
 #elif defined(KOPT_GNU_) && defined(__aarch64__)
-    __asm__ __volatile__("msr fpcr, %0" : : "r"(KOPT_CAST_(uint64_t, e->control)));
+    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)e->control));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control));
 #elif defined(KOPT_GNU_) && defined(__riscv_flen)
@@ -7374,7 +7352,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* only the fields of the traps and of the rounding mode */
 #else
-    KOPT_CAST_(void, e);
+    (void)e;
 #endif
 }
 
@@ -7409,7 +7387,7 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
         kopt_add_job_array_(&list, &j->slow, weight, commits);
         kopt_add_job_array_(&list, &j->slow_residual, residual, commits);
     }
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_ && commits)
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != NULL && commits)
         kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), 1);
     return list;
 }
@@ -7441,7 +7419,7 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
 /* The same for the second stage. */
 static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
-                               KOPT_BYTES_(t->x + i), KOPT_NULL_, t->apart);
+                               KOPT_BYTES_(t->x + i), NULL, t->apart);
 }
 
 /* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: what was stored before the step.
@@ -7485,7 +7463,7 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
         j->rate = rate;
         j->weight_decay = weight_decay;
     }
-    if (j->counts != KOPT_NULL_) kopt_tally_(t, old_weight, old_residual, size, residual_size);
+    if (j->counts != NULL) kopt_tally_(t, old_weight, old_residual, size, residual_size);
     if (KOPT_HAS_(KOPT_WITH_RANGER) && j->step->sync && !moments_only) { /* the slow weights: the new weights */
         kopt_copy_noinline_(j->slow, j->weight, n * size);
         if (residual_size != 0) kopt_copy_noinline_(j->slow_residual, j->residual, n * residual_size);
@@ -7496,21 +7474,20 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
 static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
     const kopt_step *const s = j->step;
-    const int general =
-        (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) || (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != KOPT_NULL_);
+    const int general = (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) || (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != NULL);
     const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
     t->is_loaded = general || t->kind.rule == KOPT_EMA || (KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0);
     if (t->is_loaded) (stages->load_weights)(t);
     (stages->direction)(t);
     if (KOPT_IS_ATAN2_(t->kind.rule)) t->is_loaded = 0; /* y has taken the place of the compensations */
 #ifdef KAHAN_OPT_VMATH
-    if (t->kind.rule == KOPT_ADAM_ATAN2 || j->vmath != KOPT_NULL_) (stages->rule_function)(t);
+    if (t->kind.rule == KOPT_ADAM_ATAN2 || j->vmath != NULL) (stages->rule_function)(t);
 #endif
     if (general)
         kopt_commit_updates_(stages, t);
     else if (!moments_only)
         (stages->commit)(t);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != KOPT_NULL_ && !moments_only) {
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != NULL && !moments_only) {
         kopt_conversion_ copy;
         copy.dst = j->copy;
         copy.src = j->weight;
@@ -7560,7 +7537,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const size_t pair = stages->pair;
     kopt_kind_ kind = kopt_kind_of_(whole, 0);
-    const int buffered = moment != KOPT_NULL_, random = kopt_needs_random_(kind);
+    const int buffered = moment != NULL, random = kopt_needs_random_(kind);
     kopt_tile_ t;
     size_t i, n, whole_pairs;
     int m, drawn = 0;
@@ -7578,7 +7555,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
         kopt_zero_(KOPT_BYTES_(t.random.lower), 2 * (end - begin < KOPT_TILE_ ? end - begin + pair : KOPT_TILE_));
     for (i = begin; i < end; i += n) {
         const kopt_index_ index = KOPT_INDEX_(t.job.first);
-        n = KOPT_TILE_ - KOPT_CAST_(unsigned, (buffered ? i : index) % KOPT_TILE_);
+        n = KOPT_TILE_ - (unsigned)((buffered ? i : index) % KOPT_TILE_);
         if (end - i < n) n = end - i;
         whole_pairs = n / pair * pair;
         if (!buffered && n < 4) { /* too few for vectors; kopt_walk_scalar_() does not read 8-bit codes */
@@ -7591,7 +7568,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
                                   !drawn && n == end - i);
         drawn = 1;
         for (m = 0; buffered && m < kind.moment_count; m++) {
-            t.moment[m] = moment + KOPT_CAST_(size_t, m) * KOPT_TILE_;
+            t.moment[m] = moment + (size_t)m * KOPT_TILE_;
             t.largest[m] = 0;
             (stages->decode)(t.moment[m], whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
                              kopt_is_square_(kind.rule, m), n);
@@ -7613,8 +7590,8 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
         }
         for (m = 0; buffered && m < kind.moment_count; m++)
             (stages->encode)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
-                             moment + KOPT_CAST_(size_t, m) * KOPT_TILE_, t.largest[m], kopt_is_square_(kind.rule, m),
-                             m, kopt_moment_rounding_(kind, m), &t.random, n);
+                             moment + (size_t)m * KOPT_TILE_, t.largest[m], kopt_is_square_(kind.rule, m), m,
+                             kopt_moment_rounding_(kind, m), &t.random, n);
     }
 }
 
@@ -7639,7 +7616,7 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
     if (!buffered && end - begin < 4)
         kopt_walk_scalar_(j, begin, end);
     else if (!buffered)
-        kopt_step_tiles_(stages, j, begin, end, KOPT_NULL_);
+        kopt_step_tiles_(stages, j, begin, end, NULL);
     else
         (kind.moment_count == 1   ? kopt_step_buffered1_
          : kind.moment_count == 2 ? kopt_step_buffered2_
@@ -7652,14 +7629,14 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 
 /* The 8-bit codes of section 6b. Each function takes one block, or one part of it. */
 
-#define KOPT_BLOCK_ KOPT_CAST_(size_t, 256) /* elements that share a scale */
+#define KOPT_BLOCK_ ((size_t)256) /* elements that share a scale */
 /* Sizes of arrays on the stack: KOPT_BLOCK_PART_ elements for code that does not need a whole block at once,
    KOPT_RATIOS_ for the ratios of StableAdamW. */
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_BLOCK_PART_ KOPT_BLOCK_
-#define KOPT_RATIOS_ KOPT_CAST_(size_t, 384)
+#define KOPT_RATIOS_ ((size_t)384)
 #else
-#define KOPT_BLOCK_PART_ KOPT_CAST_(size_t, 64)
+#define KOPT_BLOCK_PART_ ((size_t)64)
 #define KOPT_RATIOS_ KOPT_BLOCK_PART_
 #endif
 
@@ -7708,11 +7685,11 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
     const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
     size_t i;
     for (i = 0; i < n; i++) {
-        const uint32_t r = drawn == KOPT_NULL_ ? 0x8000u : kopt_next_random16_(drawn, i);
+        const uint32_t r = drawn == NULL ? 0x8000u : kopt_next_random16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
         kopt_byte_ *c = code + i;
         KOPT_OPAQUE_(c); /* otherwise the loop for scale 0 becomes a call of memset */
-        *c = kopt_codes_are_zero_(scale) ? 0 : KOPT_CAST_(kopt_byte_, kopt_encode_q8_scalar_scalar_(y, square, r));
+        *c = kopt_codes_are_zero_(scale) ? 0 : (kopt_byte_)(kopt_encode_q8_scalar_scalar_(y, square, r));
     }
 }
 
@@ -7752,8 +7729,8 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     if (a->n == 0) return;
     /* not kopt_copy_padded_(), which writes whole words: on a machine that aligns structs to 1 or 2 bytes, sizeof s may
        be no multiple of 4 */
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &s), sizeof s);
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &job), sizeof job);
+    kopt_zero_((kopt_byte_ *)&s, sizeof s);
+    kopt_zero_((kopt_byte_ *)&job, sizeof job);
     s.rule = KOPT_SGD;
     s.weight_format = s.moment_format = a->format;
     s.rounding = a->rounding;
@@ -7761,9 +7738,9 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     s.seed = a->seed;
     s.step = a->step;
     job.step = &s;
-    job.weight = KOPT_CAST_(kopt_byte_ *, a->sum);
-    job.residual = KOPT_CAST_(kopt_byte_ *, a->residual);
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &job.grad), KOPT_CONST_POINTER_(const kopt_byte_ *, &x), sizeof x);
+    job.weight = (kopt_byte_ *)a->sum;
+    job.residual = (kopt_byte_ *)a->residual;
+    kopt_copy_noinline_((kopt_byte_ *)&job.grad, (const kopt_byte_ *)&x, sizeof x);
     job.grad_format = format;
     job.moment_format = a->format;
     job.end = a->n;
@@ -7849,7 +7826,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
         opt.atan2_b = 1;
         opt.atan2_outside = opt.unused_ = 0;
         opt.sharpness = 0;
-        opt.vmath = KOPT_NULL_;
+        opt.vmath = NULL;
     }
     return opt;
 }
@@ -7988,13 +7965,12 @@ KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
     /* clang-format on */
     kopt_optimizer o;
     size_t i;
-    if (opt == KOPT_NULL_) return "the optimizer is NULL";
+    if (opt == NULL) return "the optimizer is NULL";
     if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
     o = kopt_make_optimizer_(opt->rule, 0.5, KOPT_L2, 0);
     for (i = 0; i < sizeof kopt_rows_ / sizeof *kopt_rows_; i++) {
         const size_t at = kopt_rows_[i].at;
-        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &o) + at, KOPT_CONST_POINTER_(const kopt_byte_ *, opt) + at,
-                            kopt_rows_[i].size);
+        kopt_copy_noinline_((kopt_byte_ *)&o + at, (const kopt_byte_ *)opt + at, kopt_rows_[i].size);
         if (kopt_check_options_(&o) != KOPT_OK) return kopt_rows_[i].words;
     }
     return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
@@ -8009,22 +7985,22 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.n = n;
     t.state = state;
     t.state_size = state_size;
-    t.copy = KOPT_NULL_;
+    t.copy = NULL;
     t.copy_format = KOPT_F32;
     t.id = 0;
     t.first_index = 0;
     t.rate_scale = 1;
     if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS)) t.stable_scale = 0;
-    t.counts = KOPT_NULL_;
+    t.counts = NULL;
     if (KOPT_HAS_(KOPT_WITH_CHECKS)) t.typed_ = 0;
     return t;
 }
 
 KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id) {
     size_t i;
-    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     if (count != 0 && count - 1 > 0xFFFFFFFFu - first_id) return KOPT_ERROR_BOUNDS;
-    for (i = 0; i < count; i++) tensors[i].id = first_id + KOPT_CAST_(uint32_t, i);
+    for (i = 0; i < count; i++) tensors[i].id = first_id + (uint32_t)i;
     return KOPT_OK;
 }
 
@@ -8037,11 +8013,11 @@ static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
 
 /* ---- checks of an optimizer ---- */
 
-static int kopt_format_valid_(kopt_format f) { return KOPT_CAST_(unsigned, f) <= KOPT_CAST_(unsigned, KOPT_FP16); }
+static int kopt_format_valid_(kopt_format f) { return (unsigned)f <= (unsigned)KOPT_FP16; }
 
 /* The number of moments of the optimizer, 0 to 4. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
-    switch (KOPT_CAST_(int, KOPT_RULE_(opt->rule))) {
+    switch ((int)(KOPT_RULE_(opt->rule))) {
     case KOPT_SGD: return KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_less_(0, opt->momentum);
     case KOPT_ADAM: return KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->amsgrad ? 3 : 2;
     case KOPT_LION: return 1;
@@ -8061,7 +8037,7 @@ static int kopt_in_set_(uint32_t set, int value) { return value >= 0 && value < 
 /* Does this build contain everything that opt uses? */
 static int kopt_built_in_(const kopt_optimizer *opt) {
 #if KOPT_ONLY_ == KOPT_WITH_ALL
-    KOPT_CAST_(void, opt);
+    (void)opt;
     return 1;
 #else
     /* KOPT_RULE_() and the macros like it return their argument if this build contains it, otherwise another value. */
@@ -8070,7 +8046,7 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
     const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
     const int is_16_bit = weight != KOPT_F32, compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
     if (opt->rule != rule || opt->weight_format != weight || (is_16_bit && opt->rounding != rounding)) return 0;
-    if (KOPT_CAST_(unsigned, rule) > KOPT_CAST_(unsigned, KOPT_LAST_RULE_)) return 0; /* Adam-atan2, without VMATH */
+    if ((unsigned)rule > (unsigned)KOPT_LAST_RULE_) return 0; /* Adam-atan2, without VMATH */
     if (is_16_bit && compensated && opt->compensation_rounding != KOPT_STATE_ROUNDING_(opt->compensation_rounding))
         return 0;
     if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_bits64_(opt->momentum) << 1 != 0) return 0;
@@ -8086,7 +8062,7 @@ static int kopt_built_in_(const kopt_optimizer *opt) {
     if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay_mode != KOPT_DECAY_(opt->decay_mode)) return 0;
     if (KOPT_HAS_(KOPT_WITH_EXTRAS)) return 1;
     return (opt->maximize | opt->zero_grad | opt->moments_only | opt->amsgrad | opt->stable) == 0 &&
-           kopt_bits64_(opt->clip) == KOPT_CAST_(uint64_t, 0x3FF00000u) << 32; /* 1.0 */
+           kopt_bits64_(opt->clip) == (uint64_t)0x3FF00000u << 32; /* 1.0 */
 #endif
 }
 
@@ -8096,16 +8072,15 @@ KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_check_options_)
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double largest = KOPT_3E38_;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && opt == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && opt == NULL) return KOPT_ERROR_NULL;
     if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return kopt_built_in_(opt) ? KOPT_OK : KOPT_ERROR_OPTION;
-    if (KOPT_CAST_(unsigned, opt->rule) > KOPT_CAST_(unsigned, KOPT_LAST_RULE_)) return KOPT_ERROR_OPTION;
+    if ((unsigned)opt->rule > (unsigned)KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
-    if (KOPT_CAST_(unsigned, opt->rounding) > KOPT_CAST_(unsigned, KOPT_LAST_ROUNDING_)) return KOPT_ERROR_OPTION;
-    if ((KOPT_CAST_(unsigned, opt->moment_rounding) | KOPT_CAST_(unsigned, opt->compensation_rounding)) > 1u)
-        return KOPT_ERROR_OPTION;
-    if (KOPT_CAST_(unsigned, opt->decay_mode) > KOPT_CAST_(unsigned, KOPT_FULLY_DECOUPLED)) return KOPT_ERROR_OPTION;
+    if ((unsigned)opt->rounding > (unsigned)KOPT_LAST_ROUNDING_) return KOPT_ERROR_OPTION;
+    if (((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
+    if ((unsigned)opt->decay_mode > (unsigned)KOPT_FULLY_DECOUPLED) return KOPT_ERROR_OPTION;
     if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
     if (!kopt_from_0_to_(opt->lr, largest) || !kopt_from_0_to_(opt->weight_decay, largest)) return KOPT_ERROR_RANGE;
     if (!kopt_magnitude_at_most_(opt->grad_scale, largest) || !kopt_magnitude_at_most_(opt->clip, largest))
@@ -8188,7 +8163,7 @@ KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_step_(const kopt_step *s)
 
 /* The number of blocks of 256 elements; the last one may be shorter. */
 static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
-KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~KOPT_CAST_(size_t, 3); }
+KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }
 
 /* Computes the layout for n elements. The caller has checked n: see kopt_n_valid_(). */
 KOPT_SMALL_FN_ void kopt_compute_layout_(kopt_layout_ *layout, const kopt_state_format_ *format, size_t n) {
@@ -8223,7 +8198,7 @@ KOPT_SMALL_FN_ void kopt_compute_step_layout_(kopt_layout_ *layout, const kopt_s
 }
 
 /* The limit keeps all sizes in bytes below SIZE_MAX: a state block has fewer than 32 bytes per element. */
-static int kopt_n_valid_(size_t n) { return n <= (~KOPT_CAST_(size_t, 0) - 256) / 32; }
+static int kopt_n_valid_(size_t n) { return n <= (~(size_t)0 - 256) / 32; }
 
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
     if (kopt_check_options_(opt) != KOPT_OK || !kopt_n_valid_(n)) return 0;
@@ -8248,26 +8223,23 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
 /* Stores the low `bytes` bytes of value in little-endian order. */
 static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
     for (; bytes > 0; bytes--, value >>= 8) {
-        uint32_t octet = KOPT_CAST_(uint32_t, value & 0xFFu);
+        uint32_t octet = (uint32_t)(value & 0xFFu);
         KOPT_OPAQUE_(octet); /* otherwise a compiler may turn stores of zeros into a call of memset */
-        *p++ = KOPT_CAST_(kopt_byte_, octet);
+        *p++ = (kopt_byte_)octet;
     }
 }
 
 /* Load little-endian numbers from any address. */
 #ifdef KOPT_VECTORS16_ /* the machine is little-endian */
 KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) { return kopt_load32_(p); }
-KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
-    return *KOPT_CONST_POINTER_(const kopt_unaligned64_ *, p);
-}
+KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) { return *(const kopt_unaligned64_ *)p; }
 #else
 static uint32_t kopt_load_le32_(const kopt_byte_ *p) {
-    return KOPT_CAST_(uint32_t, p[0]) | KOPT_CAST_(uint32_t, p[1]) << 8 | KOPT_CAST_(uint32_t, p[2]) << 16 |
-           KOPT_CAST_(uint32_t, p[3]) << 24;
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
 static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
-    return kopt_load_le32_(p) | KOPT_CAST_(uint64_t, kopt_load_le32_(p + 4)) << 32;
+    return kopt_load_le32_(p) | (uint64_t)(kopt_load_le32_(p + 4)) << 32;
 }
 #endif
 
@@ -8280,23 +8252,23 @@ static double kopt_load_number_(const kopt_byte_ *p) {
 /* Computes bytes 7 and 9 of the header. */
 static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt) {
     const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_ADAM;
-    uint32_t byte7 = 0, byte9 = KOPT_CAST_(uint32_t, moment_count);
-    if (opt->weight_format != KOPT_F32) byte7 = KOPT_CAST_(uint32_t, opt->rounding);
-    if (moment_count > 0 && opt->moment_format != KOPT_F32) byte7 |= KOPT_CAST_(uint32_t, opt->moment_rounding) << 4;
+    uint32_t byte7 = 0, byte9 = (uint32_t)moment_count;
+    if (opt->weight_format != KOPT_F32) byte7 = (uint32_t)opt->rounding;
+    if (moment_count > 0 && opt->moment_format != KOPT_F32) byte7 |= (uint32_t)opt->moment_rounding << 4;
     if ((byte7 & 15u) == KOPT_KAHAN || (byte7 & 15u) == KOPT_COMPACT)
-        byte7 |= KOPT_CAST_(uint32_t, opt->compensation_rounding) << 5;
+        byte7 |= (uint32_t)opt->compensation_rounding << 5;
     if (opt->rule == KOPT_SGD && opt->nesterov) byte9 |= 8u;
-    if (opt->rule != KOPT_EMA) byte9 |= KOPT_CAST_(uint32_t, opt->decay_mode) << 4;
+    if (opt->rule != KOPT_EMA) byte9 |= (uint32_t)opt->decay_mode << 4;
     if (adam && opt->stable) byte9 |= 64u;
     if (opt->rule == KOPT_ADAM_ATAN2 && opt->atan2_outside) byte9 |= 128u;
-    *rounding = KOPT_CAST_(kopt_byte_, byte7);
-    *moments = KOPT_CAST_(kopt_byte_, byte9);
+    *rounding = (kopt_byte_)byte7;
+    *moments = (kopt_byte_)byte9;
 }
 
 /* Byte 8 of the header, the moment format. KOPT_Q8 is written as 4: a 3 marks an older block with codes of the dynamic
    map, which kopt_state_open() converts to KOPT_Q8. */
 static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
-    return KOPT_CAST_(kopt_byte_, format == KOPT_Q8 ? 4 : KOPT_CAST_(int, format));
+    return (kopt_byte_)(format == KOPT_Q8 ? 4 : (int)format);
 }
 
 /* Writes the 64 bytes at h: the header of an open block of this optimizer, for a tensor with this id, n and
@@ -8307,11 +8279,11 @@ static void kopt_make_open_header_(kopt_byte_ *h, const kopt_optimizer *opt, uin
     int i;
     kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
     h[4] = KOPT_BLOCK_VERSION_;
-    h[5] = KOPT_CAST_(kopt_byte_, opt->rule);
-    h[6] = KOPT_CAST_(kopt_byte_, opt->weight_format);
-    h[7] = KOPT_CAST_(kopt_byte_, format.rounding);
+    h[5] = (kopt_byte_)opt->rule;
+    h[6] = (kopt_byte_)opt->weight_format;
+    h[7] = (kopt_byte_)format.rounding;
     h[8] = kopt_format_byte_(opt->moment_format);
-    h[9] = KOPT_CAST_(kopt_byte_, format.moment_count);
+    h[9] = (kopt_byte_)format.moment_count;
     h[10] = h[11] = 0;
     kopt_store_le_(h + 12, id, 4);
     kopt_store_le_(h + 16, n, 8);
@@ -8350,12 +8322,12 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, co
                                                          const kopt_tensor *t, int sealed) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (!kopt_header_valid_(h)) return KOPT_ERROR_STATE;
-    if (h[5] != KOPT_CAST_(kopt_byte_, format->rule)) return KOPT_ERROR_MISMATCH;
-    if (h[6] != KOPT_CAST_(kopt_byte_, format->weight)) return KOPT_ERROR_MISMATCH;
-    if ((h[7] & 0xCFu) != KOPT_CAST_(kopt_byte_, format->rounding)) return KOPT_ERROR_MISMATCH;
+    if (h[5] != (kopt_byte_)format->rule) return KOPT_ERROR_MISMATCH;
+    if (h[6] != (kopt_byte_)format->weight) return KOPT_ERROR_MISMATCH;
+    if ((h[7] & 0xCFu) != (kopt_byte_)format->rounding) return KOPT_ERROR_MISMATCH;
     if (h[8] != kopt_format_byte_(format->moment) && !(sealed && h[8] == 3 && format->moment == KOPT_Q8))
         return KOPT_ERROR_MISMATCH;
-    if ((h[9] & 7u) != KOPT_CAST_(kopt_byte_, format->moment_count)) return KOPT_ERROR_MISMATCH;
+    if ((h[9] & 7u) != (kopt_byte_)format->moment_count) return KOPT_ERROR_MISMATCH;
     if (kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
     if (kopt_load_le64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
     if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
@@ -8366,17 +8338,17 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, co
    KOPT_ERROR_MISMATCH explains that better than KOPT_ERROR_SIZE. */
 static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_state_format_ *format, size_t total, int sealed) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS) || t->n == 0 || total == 0) return KOPT_OK;
-    if (t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (t->state == NULL) return KOPT_ERROR_NULL;
     if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    return kopt_check_header_(KOPT_CAST_(const kopt_byte_ *, t->state), format, t, sealed);
+    return kopt_check_header_((const kopt_byte_ *)t->state, format, t, sealed);
 }
 
 /* ---- checks of memory ---- */
 
 /* Do two arrays overlap? Sizes in bytes. A NULL pointer or an empty array overlaps nothing. */
 static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
-    const uintptr_t x = KOPT_ADDRESS_(a), y = KOPT_ADDRESS_(b);
-    if (a == KOPT_NULL_ || b == KOPT_NULL_ || a_size == 0 || b_size == 0) return 0;
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    if (a == NULL || b == NULL || a_size == 0 || b_size == 0) return 0;
     return x < y ? y - x < a_size : x - y < b_size;
 }
 
@@ -8391,7 +8363,7 @@ typedef struct kopt_memory_range_ {
 
 static KOPT_FORCE_INLINE_ kopt_memory_range_ *kopt_add_memory_range_(kopt_memory_range_ *to, const void *at,
                                                                      size_t size, kopt_memory_kind_ what) {
-    if (at == KOPT_NULL_ || size == 0) return to;
+    if (at == NULL || size == 0) return to;
     to->at = at;
     to->size = size;
     to->what = what;
@@ -8411,7 +8383,7 @@ static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kop
 }
 
 static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, const kopt_memory_range_ *b) {
-    const uintptr_t x = KOPT_ADDRESS_(a->at), y = KOPT_ADDRESS_(b->at);
+    const uintptr_t x = (uintptr_t)a->at, y = (uintptr_t)b->at;
     return x < y ? y - x < a->size : x - y < b->size;
 }
 
@@ -8423,8 +8395,8 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
     if (!KOPT_HAS_(KOPT_WITH_CHECKS))
         return KOPT_HAS_(KOPT_WITH_GUARDS) && t->state_size < state_bytes ? KOPT_ERROR_SIZE : KOPT_OK;
     if (t->n == 0) return KOPT_OK;
-    if (t->weight == KOPT_NULL_ || (needs_grad && t->grad == KOPT_NULL_)) return KOPT_ERROR_NULL;
-    if (state_bytes != 0 && t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (t->weight == NULL || (needs_grad && t->grad == NULL)) return KOPT_ERROR_NULL;
+    if (state_bytes != 0 && t->state == NULL) return KOPT_ERROR_NULL;
     if (t->state_size < state_bytes) return KOPT_ERROR_SIZE;
     end = kopt_memory_ranges_(span, t, weight_bytes, state_bytes);
     for (a = span; a != end; a++)
@@ -8438,15 +8410,14 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
 static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_format) {
     const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
-    if (checks && t == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (checks && t == NULL) return KOPT_ERROR_NULL;
     if (checks && !kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
-    if (checks && t->typed_ != 0 && t->typed_ != 1 + KOPT_CAST_(uint32_t, weight_format)) return KOPT_ERROR_OPTION;
-    if (checks && t->copy != KOPT_NULL_ && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->grad_format))) return KOPT_ERROR_OPTION;
-    if (t->copy != KOPT_NULL_ && !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, t->copy_format)))
-        return KOPT_ERROR_OPTION;
+    if (checks && t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
+    if (checks && t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
+    if (!kopt_in_set_(KOPT_FORMATS_, (int)t->grad_format)) return KOPT_ERROR_OPTION;
+    if (t->copy != NULL && !kopt_in_set_(KOPT_FORMATS_, (int)t->copy_format)) return KOPT_ERROR_OPTION;
     if (!KOPT_HAS_(KOPT_WITH_EXTRAS) &&
-        (t->copy != KOPT_NULL_ || t->counts != KOPT_NULL_ || t->first_index != 0 ||
+        (t->copy != NULL || t->counts != NULL || t->first_index != 0 ||
          (kopt_as_u32_(t->rate_scale) != 0 && kopt_as_u32_(t->rate_scale) != 0x3F800000u)))
         return KOPT_ERROR_OPTION;
     if (!checks) return KOPT_OK;
@@ -8484,14 +8455,14 @@ static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, ko
     if (format == KOPT_F32) {
         kopt_store32_(weight, bits); /* not x: an x87 register makes a signaling NaN quiet */
     } else if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
-        u = kopt_extended_scalar_(x, format, KOPT_NULL_);
+        u = kopt_extended_scalar_(x, format, NULL);
         if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
         residual_bits = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
         u = (u + 0x8000u) >> 16;
         if ((u & infinity) == infinity) residual_bits = 0;
         kopt_store16_(weight, u);
         if (rounding == KOPT_COMPACT)
-            *residual = KOPT_CAST_(kopt_byte_, residual_bits);
+            *residual = (kopt_byte_)residual_bits;
         else
             kopt_store16_(residual, residual_bits);
     } else {
@@ -8512,10 +8483,9 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
     float compensation;
     if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
     if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT)
-        return kopt_full_weight_scalar_(opt->rounding, format, kopt_load16_(weight),
-                                        opt->rounding == KOPT_EXACT ? kopt_load16_(residual)
-                                                                    : (KOPT_CAST_(uint32_t, *residual) ^ 0x80u) - 0x80u,
-                                        KOPT_NULL_);
+        return kopt_full_weight_scalar_(
+            opt->rounding, format, kopt_load16_(weight),
+            opt->rounding == KOPT_EXACT ? kopt_load16_(residual) : ((uint32_t)*residual ^ 0x80u) - 0x80u, NULL);
     if (opt->rounding != KOPT_KAHAN) return kopt_widen_scalar_(kopt_load16_(weight), format);
     compensation = kopt_widen_scalar_(kopt_load16_(residual), format);
     if (format == KOPT_FP16) compensation *= 1.0f / 2048;
@@ -8524,7 +8494,7 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
 
 /* Fills t->copy, if there is one, from the weights. */
 static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && t->copy != KOPT_NULL_ &&
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && t->copy != NULL &&
         kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n) != KOPT_OK)
         return; /* cannot be: the caller has checked the copy */
 }
@@ -8532,10 +8502,9 @@ static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) 
 /* Ranger: copies the weights and their residuals to the slow weights. Other rules: does nothing. */
 static void kopt_init_slow_weights_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
-    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    kopt_byte_ *state = (kopt_byte_ *)t->state;
     if (KOPT_RULE_(opt->rule) != KOPT_RANGER) return;
-    kopt_copy_noinline_(state + layout.slow, KOPT_CAST_(const kopt_byte_ *, t->weight),
-                        t->n * kopt_bytes_of_(opt->weight_format));
+    kopt_copy_noinline_(state + layout.slow, (const kopt_byte_ *)t->weight, t->n * kopt_bytes_of_(opt->weight_format));
     kopt_copy_noinline_(state + layout.slow_residual, state + layout.residual,
                         t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
@@ -8558,7 +8527,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_init_(const kopt_optimizer *opt
     if (KOPT_HAS_(KOPT_WITH_CHECKS) && !(weights == t->copy && t->copy_format == KOPT_F32) &&
         kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format)))
         return KOPT_ERROR_OVERLAP;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS) && weights != KOPT_NULL_ && !KOPT_HAS_(KOPT_WITH_EXTRAS))
+    if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS) && weights != NULL && !KOPT_HAS_(KOPT_WITH_EXTRAS))
         return KOPT_ERROR_OPTION;
     return KOPT_OK;
 }
@@ -8572,8 +8541,8 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
     weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
     residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
-    weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    state = KOPT_CAST_(kopt_byte_ *, t->state);
+    weight = (kopt_byte_ *)t->weight;
+    state = (kopt_byte_ *)t->state;
     if (layout.total != 0) {
         if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
         /* total is a multiple of 4. A build without checks has no header and zeroes these 64 bytes, too. */
@@ -8583,12 +8552,12 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
             kopt_store32_(state + i, zero);
         }
     }
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && weights != KOPT_NULL_) {
+    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && weights != NULL) {
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? KOPT_NULL_ : state + layout.residual + i * residual_bytes,
-                               kopt_load32_(KOPT_CONST_POINTER_(const kopt_byte_ *, weights + i)));
+                               residual_bytes == 0 ? NULL : state + layout.residual + i * residual_bytes,
+                               kopt_load32_((const kopt_byte_ *)(weights + i)));
         kopt_leave_(&environment);
     }
     kopt_init_slow_weights_(opt, t);
@@ -8599,7 +8568,7 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
 /* Does the state block hold the square roots of this slot? It does for means of squares in fp16 and 8 bits. */
 static int kopt_slot_stores_root_(const kopt_optimizer *opt, kopt_slot slot) {
     return (opt->moment_format == KOPT_FP16 || opt->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
-           kopt_is_square_(opt->rule, KOPT_CAST_(int, slot) - 1);
+           kopt_is_square_(opt->rule, (int)slot - 1);
 }
 
 /* Checks a call that reads or writes a slot. values is the caller's array with `bytes` bytes per element, or per block
@@ -8610,8 +8579,8 @@ static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
     size_t n;
     if (result != KOPT_OK) return result;
-    if (KOPT_CAST_(unsigned, slot) > KOPT_CAST_(unsigned, kopt_moments_(opt))) return KOPT_ERROR_OPTION;
-    if (t->n != 0 && values == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if ((unsigned)slot > (unsigned)(kopt_moments_(opt))) return KOPT_ERROR_OPTION;
+    if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
     n = per_block ? kopt_blocks_(t->n) : t->n;
     end = kopt_memory_ranges_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
     for (a = span; a != end; a++)
@@ -8629,8 +8598,8 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     if (result != KOPT_OK || t->n == 0) return result;
     is_root = kopt_slot_stores_root_(opt, slot);
     layout = kopt_layout_for_(opt, t->n);
-    weight = KOPT_CAST_(const kopt_byte_ *, t->weight);
-    state = KOPT_CAST_(const kopt_byte_ *, t->state);
+    weight = (const kopt_byte_ *)t->weight;
+    state = (const kopt_byte_ *)t->state;
     weight_bytes = kopt_bytes_of_(opt->weight_format);
     residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     moment_bytes = kopt_bytes_of_(opt->moment_format);
@@ -8639,7 +8608,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
         float x;
         if (slot == KOPT_WEIGHT) {
             x = kopt_read_weight_(opt, weight + i * weight_bytes,
-                                  residual_bytes == 0 ? KOPT_NULL_ : state + layout.residual + i * residual_bytes);
+                                  residual_bytes == 0 ? NULL : state + layout.residual + i * residual_bytes);
         } else if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
             moment = state + layout.moment[slot - KOPT_FIRST_MOMENT];
             x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + layout.scale + i / KOPT_BLOCK_ * 4)),
@@ -8650,7 +8619,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
             x = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment), opt->moment_format);
             if (is_root) x = kopt_mul_scalar_(x, x);
         }
-        kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, kopt_as_u32_(x));
+        kopt_store32_((kopt_byte_ *)out + 4 * i, kopt_as_u32_(x));
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -8665,7 +8634,7 @@ static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_b
         KOPT_OPAQUE_(bits); /* otherwise a compiler may turn the loop into a call of memcpy */
         values[i] = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
     }
-    kopt_quantise_(code, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, values), n, is_root, KOPT_NULL_);
+    kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
 }
 
 /* Writes elements [begin, end) of a slot from end - begin fp32 values at in. begin is a multiple of 256. The caller has
@@ -8677,7 +8646,7 @@ static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, ko
     const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
     const size_t moment_bytes = slot == KOPT_WEIGHT ? 0 : kopt_bytes_of_(opt->moment_format);
     const int is_root = kopt_slot_stores_root_(opt, slot);
-    kopt_byte_ *const weight = KOPT_CAST_(kopt_byte_ *, t->weight), *const state = KOPT_CAST_(kopt_byte_ *, t->state);
+    kopt_byte_ *const weight = (kopt_byte_ *)t->weight, *const state = (kopt_byte_ *)t->state;
     kopt_byte_ *const moments = slot == KOPT_WEIGHT ? weight : state + layout.moment[slot - KOPT_FIRST_MOMENT];
     size_t i, n;
     for (i = begin; i < end; i += n, in += 4 * n) {
@@ -8688,7 +8657,7 @@ static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, ko
         n = 1;
         if (slot == KOPT_WEIGHT) {
             kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? KOPT_NULL_ : state + layout.residual + i * residual_bytes, bits);
+                               residual_bytes == 0 ? NULL : state + layout.residual + i * residual_bytes, bits);
             continue;
         }
         if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
@@ -8713,7 +8682,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
     kopt_environment_ environment;
     if (result != KOPT_OK || t->n == 0) return result;
     kopt_enter_(&environment);
-    kopt_write_slot_(opt, t, slot, KOPT_CONST_POINTER_(const kopt_byte_ *, in), 0, t->n);
+    kopt_write_slot_(opt, t, slot, (const kopt_byte_ *)in, 0, t->n);
     kopt_leave_(&environment);
     if (slot == KOPT_WEIGHT) {
         kopt_init_slow_weights_(opt, t);
@@ -8751,7 +8720,7 @@ static float kopt_dynamic_value_(uint32_t code, int square) {
    state block. */
 static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                 const kopt_byte_ *codes, const kopt_byte_ *scales) {
-    const int square = kopt_is_square_(opt->rule, KOPT_CAST_(int, slot) - 1);
+    const int square = kopt_is_square_(opt->rule, (int)slot - 1);
     kopt_environment_ environment;
     float values[KOPT_BLOCK_];
     size_t i, k, n;
@@ -8764,7 +8733,7 @@ static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t,
             KOPT_OPAQUE_FLOAT_(values[k]); /* otherwise -Ofast folds 0 * NaN to 0 */
             values[k] = kopt_mul_scalar_(values[k], scale);
         }
-        kopt_write_slot_(opt, t, slot, KOPT_CONST_POINTER_(const kopt_byte_ *, values), i, i + n);
+        kopt_write_slot_(opt, t, slot, (const kopt_byte_ *)values, i, i + n);
     }
     kopt_leave_(&environment);
 }
@@ -8774,8 +8743,7 @@ KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const ko
     kopt_result result = kopt_check_slot_(opt, t, slot, codes, 1, 0);
     if (result == KOPT_OK) result = kopt_check_slot_(opt, t, slot, scales, 4, 1);
     if (result == KOPT_OK && slot == KOPT_WEIGHT) return KOPT_ERROR_OPTION;
-    if (result == KOPT_OK && t->n != 0)
-        kopt_write_dynamic_(opt, t, slot, codes, KOPT_CONST_POINTER_(const kopt_byte_ *, scales));
+    if (result == KOPT_OK && t->n != 0) kopt_write_dynamic_(opt, t, slot, codes, (const kopt_byte_ *)scales);
     return result;
 }
 
@@ -8844,7 +8812,7 @@ static uint32_t kopt_block_checksum_(const kopt_byte_ *block, size_t n) {
 
 static int kopt_little_endian_(void) {
     const uint16_t one = 1;
-    return *KOPT_CONST_POINTER_(const kopt_byte_ *, &one) == 1;
+    return *(const kopt_byte_ *)&one == 1;
 }
 
 /* Converts n numbers from the machine's byte order to little-endian, or back. */
@@ -8877,7 +8845,7 @@ static KOPT_FORCE_INLINE_ kopt_array_ *kopt_add_array_(kopt_array_ *to, kopt_byt
 /* Lists the arrays of a state block in array[], in the order of their places. Returns the end of the list. */
 static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
-    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    kopt_byte_ *state = (kopt_byte_ *)t->state;
     const size_t weight_bytes = kopt_bytes_of_(opt->weight_format), moment_bytes = kopt_bytes_of_(opt->moment_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     int i;
@@ -8905,7 +8873,7 @@ KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tens
     if (result != KOPT_OK || t->n == 0) return result;
     total = kopt_layout_for_(opt, t->n).total;
     if (total == 0) return KOPT_OK;
-    state = KOPT_CAST_(kopt_byte_ *, t->state);
+    state = (kopt_byte_ *)t->state;
     kopt_make_sealed_header_(state, opt, t->id, t->n, t->first_index);
     kopt_swap_arrays_(opt, t);
     kopt_store_le_(state + 44, kopt_block_checksum_(state, total), 4);
@@ -8922,7 +8890,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
     layout = kopt_layout_for_(opt, t->n);
     total = layout.total;
     if (total != 0) {
-        state = KOPT_CAST_(kopt_byte_ *, t->state);
+        state = (kopt_byte_ *)t->state;
         kopt_make_variant_(&rounding, &moments, opt);
         /* Version 1 records only a part of these two bytes; kopt_check_state_() has compared that part. */
         if (state[4] != 1 && (state[7] != rounding || state[9] != moments)) return KOPT_ERROR_MISMATCH;
@@ -8933,7 +8901,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
         kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
         kopt_swap_arrays_(opt, t);
         for (i = 0; KOPT_HAS_(KOPT_WITH_Q8) && dynamic && i < kopt_moments_(opt); i++)
-            kopt_write_dynamic_(opt, t, KOPT_CAST_(kopt_slot, i + 1), state + layout.moment[i],
+            kopt_write_dynamic_(opt, t, (kopt_slot)(i + 1), state + layout.moment[i],
                                 state + layout.moment[i] + layout.scale);
     }
     kopt_refresh_copy_(opt, t);
@@ -8941,25 +8909,25 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
 }
 
 static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from) {
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, to), KOPT_CONST_POINTER_(const kopt_byte_ *, from), sizeof *to);
+    kopt_copy_noinline_((kopt_byte_ *)to, (const kopt_byte_ *)from, sizeof *to);
 }
 
 /* Makes the optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a
    default of the rule. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int open) {
-    const kopt_rule rule = KOPT_CAST_(kopt_rule, h[5]);
+    const kopt_rule rule = (kopt_rule)h[5];
     const int sgd = rule == KOPT_SGD, moments = h[9] & 7;
     kopt_optimizer made = kopt_make_optimizer_(rule, 0, KOPT_L2, 0);
-    made.weight_format = KOPT_CAST_(kopt_format, h[6]);
-    made.rounding = KOPT_CAST_(kopt_rounding, h[7] & 15);
-    made.moment_format = KOPT_CAST_(kopt_format, h[8] < 3 ? h[8] : 3);
+    made.weight_format = (kopt_format)h[6];
+    made.rounding = (kopt_rounding)(h[7] & 15);
+    made.moment_format = (kopt_format)(h[8] < 3 ? h[8] : 3);
     made.amsgrad = rule == KOPT_ADAM && moments == 3;
     if (!open) {
         made.lr = made.max_lr = kopt_load_number_(h + 48);
         made.weight_decay = kopt_load_number_(h + 52);
-        made.decay_mode = KOPT_CAST_(kopt_decay_mode, h[9] >> 4 & 3);
-        made.moment_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 4 & 1);
-        made.compensation_rounding = KOPT_CAST_(kopt_rounding, h[7] >> 5 & 1);
+        made.decay_mode = (kopt_decay_mode)(h[9] >> 4 & 3);
+        made.moment_rounding = (kopt_rounding)(h[7] >> 4 & 1);
+        made.compensation_rounding = (kopt_rounding)(h[7] >> 5 & 1);
         made.nesterov = h[9] >> 3 & 1;
         made.stable = h[9] >> 6 & 1;
         made.atan2_outside = h[9] >> 7;
@@ -8983,18 +8951,18 @@ static int kopt_header_options_valid_(const kopt_byte_ *h) {
 }
 
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {
-    const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, state);
+    const kopt_byte_ *h = (const kopt_byte_ *)state;
     kopt_byte_ rounding, moments;
     kopt_optimizer made;
     size_t n = 0;
     int i, open;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* a build without checks writes no headers */
-    if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (h == NULL) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
     if (n != kopt_load_le64_(h + 16) || !kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS; /* for this machine */
-    if (h[5] > KOPT_CAST_(int, KOPT_LAST_RULE_)) return KOPT_ERROR_OPTION;
+    if (h[5] > (int)KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
     open = h[10] == 0;
     kopt_optimizer_from_header_(&made, h, open);
     kopt_make_variant_(&rounding, &moments, &made);
@@ -9002,8 +8970,8 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     if (h[7] != rounding || h[9] != moments) return KOPT_ERROR_STATE; /* they contradict the rule or a format */
     if (made.nesterov && (moments & 7) == 0) return KOPT_ERROR_STATE; /* without momentum */
     if (h[31] > 127) return KOPT_ERROR_STATE;                         /* first_index */
-    if (opt != KOPT_NULL_) kopt_copy_optimizer_(opt, &made);
-    if (t != KOPT_NULL_) {
+    if (opt != NULL) kopt_copy_optimizer_(opt, &made);
+    if (t != NULL) {
         t->n = n;
         t->id = kopt_load_le32_(h + 12);
         t->first_index = kopt_load_le64_(h + 24);
@@ -9059,7 +9027,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *o
 #ifdef KAHAN_OPT_VMATH
     s->vmath = opt->vmath;
 #else
-    if (checks) s->vmath = KOPT_NULL_;
+    if (checks) s->vmath = NULL;
 #endif
     if (checks) s->slow_scale = 0;
 }
@@ -9150,7 +9118,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 s->root_scale = kopt_mul_(s->root_scale, 1.003f);
         }
         if (rule == KOPT_RANGER) {
-            s->sync = s->step % KOPT_CAST_(uint32_t, opt->lookahead) == 0;
+            s->sync = s->step % (uint32_t)opt->lookahead == 0;
             s->slow_scale = kopt_one_minus_(opt->lookahead_rate);
         }
     }
@@ -9166,19 +9134,19 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 /* For each kopt_rule: how many moments it always has, and how many more are optional. */
 static const kopt_byte_ kopt_required_moments_[] = {0, 2, 1, 4, 2, 2, 0, 2};
 static const kopt_byte_ kopt_optional_moments_[] = {1, 1, 0, 0, 0, 0, 0, 0};
-KOPT_RULES_UP_TO_(KOPT_CAST_(int, sizeof kopt_required_moments_) - 1, kopt_required_moments_)
-KOPT_RULES_UP_TO_(KOPT_CAST_(int, sizeof kopt_optional_moments_) - 1, kopt_optional_moments_)
+KOPT_RULES_UP_TO_((int)(sizeof kopt_required_moments_) - 1, kopt_required_moments_)
+KOPT_RULES_UP_TO_((int)(sizeof kopt_optional_moments_) - 1, kopt_optional_moments_)
 
 /* Could kopt_step_begin() have made this step? Detects most uninitialized memory. The kernels do not check the formats,
    roundings and moments of a step again. */
 static int kopt_step_valid_(const kopt_step *s) {
-    const unsigned rule = KOPT_CAST_(unsigned, s->rule), moments = KOPT_CAST_(unsigned, s->moment_count);
-    return rule <= KOPT_CAST_(unsigned, KOPT_LAST_RULE_) &&
+    const unsigned rule = (unsigned)s->rule, moments = (unsigned)s->moment_count;
+    return rule <= (unsigned)KOPT_LAST_RULE_ &&
            moments - kopt_required_moments_[rule] <= kopt_optional_moments_[rule] &&
            kopt_format_valid_(s->weight_format) &&
            (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
-           KOPT_CAST_(unsigned, s->rounding) <= KOPT_CAST_(unsigned, KOPT_LAST_ROUNDING_) &&
-           (KOPT_CAST_(unsigned, s->moment_rounding) | KOPT_CAST_(unsigned, s->compensation_rounding)) <= 1u &&
+           (unsigned)s->rounding <= (unsigned)KOPT_LAST_ROUNDING_ &&
+           ((unsigned)s->moment_rounding | (unsigned)s->compensation_rounding) <= 1u &&
            (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
            (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
 }
@@ -9186,7 +9154,7 @@ static int kopt_step_valid_(const kopt_step *s) {
 /* Checks a step. */
 KOPT_SMALL_FN_ kopt_result kopt_check_began_(const kopt_step *s) {
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
-    if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (s == NULL) return KOPT_ERROR_NULL;
     return s->step == 0 || !kopt_step_valid_(s) ? KOPT_ERROR_STEP : KOPT_OK;
 }
 
@@ -9211,11 +9179,11 @@ static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath);
    rules, and where the kernel computes the built-in atan2 by itself. */
 static const kopt_vmath *kopt_rule_table_(const kopt_step *s) {
     const kopt_vmath *vmath = s->vmath;
-    if ((KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) != KOPT_WITH_VMATH_RULES_) return KOPT_NULL_;
+    if ((KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) != KOPT_WITH_VMATH_RULES_) return NULL;
     if (s->rule == KOPT_LION && kopt_as_u32_(s->sharpness) << 1 != 0)
-        return vmath == KOPT_NULL_ || vmath->tanh == KOPT_NULL_ ? kopt_vmath_builtin() : kopt_step_vmath_(vmath);
-    if (s->rule != KOPT_ADAM_ATAN2 || vmath == KOPT_NULL_ || vmath->atan2 == KOPT_NULL_) return KOPT_NULL_;
-    return vmath->atan2 == kopt_vmath_builtin()->atan2 ? KOPT_NULL_ : kopt_step_vmath_(vmath);
+        return vmath == NULL || vmath->tanh == NULL ? kopt_vmath_builtin() : kopt_step_vmath_(vmath);
+    if (s->rule != KOPT_ADAM_ATAN2 || vmath == NULL || vmath->atan2 == NULL) return NULL;
+    return vmath->atan2 == kopt_vmath_builtin()->atan2 ? NULL : kopt_step_vmath_(vmath);
 }
 
 /* In place: y = tanh(y) or y = atan2(y, x). If j->quotient is set, y is the quotient, and atan2 ignores x. */
@@ -9239,13 +9207,12 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     kopt_job_ job;
     size_t i, n;
     int m;
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &job), KOPT_CONST_POINTER_(const kopt_byte_ *, whole), sizeof job);
+    kopt_copy_noinline_((kopt_byte_ *)&job, (const kopt_byte_ *)whole, sizeof job);
     kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
     job.buffered = 1;
     job.begin = 0;
-    for (m = 0; m < s->moment_count; m++)
-        job.moment[m] = KOPT_POINTER_(kopt_byte_ *, moment + KOPT_CAST_(unsigned, m) * KOPT_BLOCK_);
+    for (m = 0; m < s->moment_count; m++) job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
@@ -9257,7 +9224,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
         job.residual = whole->residual + i * residual_bytes;
         job.slow = whole->slow + (s->rule == KOPT_RANGER ? i * weight_bytes : 0);
         job.slow_residual = whole->slow_residual + (s->rule == KOPT_RANGER ? i * residual_bytes : 0);
-        if (whole->copy != KOPT_NULL_) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
+        if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
         job.first = whole->first + i;
         job.end = n;
         (KOPT_KERNEL_(step))(&job);
@@ -9265,9 +9232,9 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
             /* AMSGrad's maximum is always rounded to nearest. */
             const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
             drawn.first = job.first;
-            drawn.store = KOPT_CAST_(uint32_t, m) + 1;
+            drawn.store = (uint32_t)m + 1;
             kopt_quantise_(state + layout->moment[m] + i, state + layout->moment[m] + layout->scale + scale,
-                           job.moment[m], n, kopt_is_square_(s->rule, m), nearest ? KOPT_NULL_ : &drawn);
+                           job.moment[m], n, kopt_is_square_(s->rule, m), nearest ? NULL : &drawn);
         }
     }
 }
@@ -9289,13 +9256,13 @@ KOPT_RUN_BLOCKS_(4)
 KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
                                    size_t begin, size_t end) {
     const int extras = KOPT_HAS_(KOPT_WITH_EXTRAS), no_state = KOPT_HAS_(KOPT_WITH_CHECKS) && layout->total == 0;
-    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    kopt_byte_ *state = (kopt_byte_ *)t->state;
     job->step = s;
-    job->weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    job->grad = KOPT_CAST_(kopt_byte_ *, t->grad);
+    job->weight = (kopt_byte_ *)t->weight;
+    job->grad = (kopt_byte_ *)t->grad;
     if (no_state) {
-        job->residual = job->slow = job->slow_residual = KOPT_NULL_;
-        job->moment[0] = job->moment[1] = job->moment[2] = job->moment[3] = KOPT_NULL_;
+        job->residual = job->slow = job->slow_residual = NULL;
+        job->moment[0] = job->moment[1] = job->moment[2] = job->moment[3] = NULL;
     } else {
         job->residual = state + layout->residual;
         job->moment[0] = state + layout->moment[0];
@@ -9305,10 +9272,10 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, c
         job->slow = state + layout->slow;
         job->slow_residual = state + layout->slow_residual;
     }
-    job->counts = extras ? t->counts : KOPT_NULL_;
+    job->counts = extras ? t->counts : NULL;
     job->rate = s->rate;
     job->weight_decay = s->weight_decay;
-    job->copy = extras ? KOPT_CAST_(kopt_byte_ *, t->copy) : KOPT_NULL_;
+    job->copy = extras ? (kopt_byte_ *)t->copy : NULL;
     job->grad_format = t->grad_format;
     job->copy_format = t->copy_format;
     job->moment_format = s->moment_format;
@@ -9322,7 +9289,7 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, c
 #ifdef KAHAN_OPT_VMATH
     job->vmath = kopt_rule_table_(s);
     /* If kopt_step_vmath_() has replaced s->vmath by another table, the atan2 of that table takes a quotient. */
-    job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != KOPT_NULL_ && job->vmath != s->vmath;
+    job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != NULL && job->vmath != s->vmath;
 #endif
 }
 
@@ -9347,7 +9314,7 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *layout, const kopt_step *s, co
         (s->moment_count == 1   ? kopt_run_blocks1_
          : s->moment_count == 2 ? kopt_run_blocks2_
          : s->moment_count == 3 ? kopt_run_blocks3_
-                                : kopt_run_blocks4_)(&job, KOPT_CAST_(kopt_byte_ *, t->state), layout);
+                                : kopt_run_blocks4_)(&job, (kopt_byte_ *)t->state, layout);
     else
         (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
@@ -9360,11 +9327,11 @@ static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format fo
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
     size_t chunk = KOPT_RATIOS_;
-    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
+    kopt_byte_ *state = (kopt_byte_ *)t->state;
     kopt_environment_ environment;
     kopt_job_ job;
     float ratios[KOPT_RATIOS_]; /* with 8-bit moments, first the decoded roots, which the ratios overwrite */
-    kopt_byte_ *const ratio_bytes = KOPT_POINTER_(kopt_byte_ *, ratios);
+    kopt_byte_ *const ratio_bytes = (kopt_byte_ *)ratios;
     size_t i, n;
     if (s->moment_format == KOPT_Q8) chunk = KOPT_BLOCK_PART_;
     kopt_make_job_(&job, layout, s, t, begin, end);
@@ -9380,9 +9347,9 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
             job.moment[1] = ratio_bytes;
             kopt_dequantise_(ratio_bytes, state + layout->moment[1] + i,
                              state + layout->moment[1] + layout->scale + i / KOPT_BLOCK_ * 4, n, 1);
-            job.weight = KOPT_CAST_(kopt_byte_ *, t->weight) + i * kopt_bytes_of_(s->weight_format);
+            job.weight = (kopt_byte_ *)t->weight + i * kopt_bytes_of_(s->weight_format);
             job.residual = state + layout->residual + i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
-            job.grad = KOPT_CAST_(kopt_byte_ *, t->grad) + i * kopt_bytes_of_(t->grad_format);
+            job.grad = (kopt_byte_ *)t->grad + i * kopt_bytes_of_(t->grad_format);
             job.begin = 0;
             job.end = n;
         }
@@ -9407,7 +9374,7 @@ KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *layout, const kopt_step 
     kopt_norm norm;
     float scale = kopt_given_stable_scale_(s, t);
     if (kopt_must_measure_(s, t)) {
-        kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* all zeros */
+        kopt_copy_padded_((kopt_byte_ *)&norm, sizeof norm, NULL, 0); /* all zeros */
         kopt_measure_(layout, s, t, 0, t->n, &norm);
         scale = kopt_stable_scale(&norm, t->n);
     }
@@ -9456,7 +9423,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_neighbours_(kopt_neighbours_ *l
     if (t->n == 0) return KOPT_OK;
     list->current = !list->current;
     end = kopt_memory_ranges_(list->span[list->current], t, weight_bytes, state_bytes);
-    if (list->previous != KOPT_NULL_) {
+    if (list->previous != NULL) {
         if (kopt_tensors_overlap_(list->span[!list->current], list->previous_end, list->span[list->current], end,
                                   zero_grad))
             return KOPT_ERROR_OVERLAP;
@@ -9473,8 +9440,8 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
     kopt_layout_ layout;
     size_t i;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
-    list.previous = KOPT_NULL_;
-    list.previous_end = KOPT_NULL_;
+    list.previous = NULL;
+    list.previous_end = NULL;
     list.current = 0;
     for (i = 0; i < count; i++) {
         kopt_result result = kopt_check_step_(&layout, s, &tensors[i]);
@@ -9491,7 +9458,7 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor
     kopt_step s;
     uint32_t old_step;
     size_t i;
-    if (opt == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
+    if (opt == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
     old_step = opt->step;
     result = kopt_step_begin(opt, &s);
     if (result != KOPT_OK) return result;
@@ -9512,16 +9479,16 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     int finite;
     if (checks) s = &local; /* *step stays unchanged if the call fails */
     if (result != KOPT_OK) return result;
-    if (checks && step == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (checks && step == NULL) return KOPT_ERROR_NULL;
     if (checks && KOPT_ONLY_ != KOPT_WITH_ALL) /* such a build leaves fields unset */
-        kopt_zero_(KOPT_POINTER_(kopt_byte_ *, s), sizeof *s);
+        kopt_zero_((kopt_byte_ *)s, sizeof *s);
     if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     kopt_copy_options_(opt, s);
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
     if (!finite) return KOPT_ERROR_RANGE;
-    if (checks) kopt_copy_(KOPT_POINTER_(kopt_byte_ *, step), KOPT_CONST_POINTER_(const kopt_byte_ *, s), sizeof *s);
+    if (checks) kopt_copy_((kopt_byte_ *)step, (const kopt_byte_ *)s, sizeof *s);
     opt->step = s->step;
     return KOPT_OK;
 }
@@ -9562,7 +9529,7 @@ typedef struct kopt_part_ {
 static kopt_result kopt_find_part_(kopt_part_ *part, const kopt_tensor *tensors, size_t count, size_t begin,
                                    size_t end) {
     size_t i, first = 0, before = 0; /* before: elements of the tensors before tensor i */
-    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     if (begin > end) return KOPT_ERROR_BOUNDS;
     part->begin = part->end = 0;
     for (i = 0; before < end; i++) {
@@ -9590,8 +9557,8 @@ static void kopt_range_of_part_(const kopt_part_ *part, size_t i, int blocks, si
 
 KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count) {
     size_t i, size = 0;
-    for (i = 0; tensors != KOPT_NULL_ && i < count; i++) {
-        if (tensors[i].n > ~size) return ~KOPT_CAST_(size_t, 0);
+    for (i = 0; tensors != NULL && i < count; i++) {
+        if (tensors[i].n > ~size) return ~(size_t)0;
         size += tensors[i].n;
     }
     return size;
@@ -9632,7 +9599,7 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
    A tensor: the header of its state block, sealed, with 0 as its checksum; the weights; the arrays of its state block.
    Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
 enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
-#define KOPT_SAVE_PIECE_ KOPT_CAST_(size_t, 32768) /* bytes per call of a function of kopt_file */
+#define KOPT_SAVE_PIECE_ ((size_t)32768) /* bytes per call of a function of kopt_file */
 
 /* What a walk over a checkpoint does with its bytes. */
 typedef enum kopt_walk_ {
@@ -9722,7 +9689,7 @@ static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_opti
     h[10] = 0;
     if (opt->zero_grad) flags |= 2u;
     if (opt->moments_only) flags |= 4u;
-    kopt_store_le_(h + 168, KOPT_CAST_(uint32_t, opt->lookahead), 4);
+    kopt_store_le_(h + 168, (uint32_t)opt->lookahead, 4);
     kopt_store_le_(h + 172, flags, 4);
 #define KOPT_SAVE_NUMBER_(field)                     \
     kopt_store_le_(at, kopt_bits64_(opt->field), 8); \
@@ -9735,12 +9702,12 @@ static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_opti
 static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt_byte_ *h) {
     const uint32_t flags = kopt_load_le32_(h + 172);
     const kopt_byte_ *at = h + 48;
-    opt->lookahead = KOPT_CAST_(int, kopt_load_le32_(h + 168));
+    opt->lookahead = (int)(kopt_load_le32_(h + 168));
     opt->seed = kopt_load_le64_(h + 32);
     opt->step = kopt_load_le32_(h + 40);
-    opt->maximize = KOPT_CAST_(int, flags & 1u);
-    opt->zero_grad = KOPT_CAST_(int, flags >> 1 & 1u);
-    opt->moments_only = KOPT_CAST_(int, flags >> 2 & 1u);
+    opt->maximize = (int)(flags & 1u);
+    opt->zero_grad = (int)(flags >> 1 & 1u);
+    opt->moments_only = (int)(flags >> 2 & 1u);
 #define KOPT_LOAD_NUMBER_(field)                                          \
     opt->field = kopt_to_double_(kopt_bits_to_f64_(kopt_load_le64_(at))); \
     at += 8;
@@ -9798,7 +9765,7 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
             kopt_is_wrong_(s, kopt_compare_headers_(found, expected));
             kopt_is_wrong_(s, kopt_check_saved_(found, expected, KOPT_HEADER_));
         }
-        end = kopt_add_array_(array, KOPT_CAST_(kopt_byte_ *, t->weight), t->n, kopt_bytes_of_(opt->weight_format));
+        end = kopt_add_array_(array, (kopt_byte_ *)t->weight, t->n, kopt_bytes_of_(opt->weight_format));
         end = kopt_state_arrays_(end, opt, t);
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
         for (a = array + 1; walk == KOPT_LOADING_ && a < end; a++) { /* the padding of the arrays in the state block */
@@ -9827,9 +9794,9 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
     kopt_neighbours_ list;
     size_t i;
     if (result != KOPT_OK) return result;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
-    list.previous = KOPT_NULL_;
-    list.previous_end = KOPT_NULL_;
+    if (KOPT_HAS_(KOPT_WITH_CHECKS) && tensors == NULL && count != 0) return KOPT_ERROR_NULL;
+    list.previous = NULL;
+    list.previous_end = NULL;
     list.current = 0;
     for (i = 0; i < count; i++) {
         const kopt_tensor *t = &tensors[i];
@@ -9845,7 +9812,7 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
         if (result == KOPT_OK && KOPT_HAS_(KOPT_WITH_CHECKS) && memory)
             result = kopt_check_neighbours_(&list, t, weight_bytes, layout.total, 0);
         if (result == KOPT_OK && KOPT_HAS_(KOPT_WITH_CHECKS) && !memory && t->n != 0) {
-            if (list.previous != KOPT_NULL_ && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
+            if (list.previous != NULL && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
             list.previous = t;
         }
         if (result != KOPT_OK) return result;
@@ -9876,7 +9843,7 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
 static size_t kopt_to_size_(uint64_t x) {
     size_t size = 0;
     int i;
-    for (i = 56; i >= 0; i -= 8) size = size << 8 | KOPT_CAST_(kopt_byte_, x >> i & 255u);
+    for (i = 56; i >= 0; i -= 8) size = size << 8 | (kopt_byte_)(x >> i & 255u);
     return size;
 }
 
@@ -9896,16 +9863,16 @@ typedef struct kopt_memory_file_ {
 } kopt_memory_file_;
 
 static int kopt_write_memory_(void *user, const void *data, size_t size) {
-    kopt_memory_file_ *file = KOPT_CAST_(kopt_memory_file_ *, user);
-    kopt_copy_noinline_(file->to, KOPT_CAST_(const kopt_byte_ *, data), size);
+    kopt_memory_file_ *file = (kopt_memory_file_ *)user;
+    kopt_copy_noinline_(file->to, (const kopt_byte_ *)data, size);
     file->to += size;
     return 0;
 }
 
 static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
-    const kopt_memory_file_ *file = KOPT_CAST_(const kopt_memory_file_ *, user);
+    const kopt_memory_file_ *file = (const kopt_memory_file_ *)user;
     if (offset > file->size || size > file->size - kopt_to_size_(offset)) return 1;
-    kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, data), file->from + kopt_to_size_(offset), size);
+    kopt_copy_noinline_((kopt_byte_ *)data, file->from + kopt_to_size_(offset), size);
     return 0;
 }
 
@@ -9917,14 +9884,14 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     uint64_t bytes;
     const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 1);
     if (result != KOPT_OK) return result;
-    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (out == NULL) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlaps_list_(out, kopt_to_size_(bytes), opt, tensors, count)) return KOPT_ERROR_OVERLAP;
-    memory.to = KOPT_CAST_(kopt_byte_ *, out);
+    memory.to = (kopt_byte_ *)out;
     file.write = kopt_write_memory_;
     file.user = &memory;
     s.file = &file;
-    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, KOPT_NULL_, KOPT_NULL_);
+    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, NULL, NULL);
     return s.result;
 }
 
@@ -9933,12 +9900,11 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
 static KOPT_NOINLINE_ void kopt_begin_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_byte_ no_name[4];
     kopt_store_le_(no_name, 0, 4);
-    if (kopt_layout_for_(opt, t->n).total != 0)
-        kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, t->state), no_name, sizeof no_name);
+    if (kopt_layout_for_(opt, t->n).total != 0) kopt_copy_noinline_((kopt_byte_ *)t->state, no_name, sizeof no_name);
 }
 static KOPT_NOINLINE_ void kopt_end_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
     if (kopt_layout_for_(opt, t->n).total != 0)
-        kopt_make_open_header_(KOPT_CAST_(kopt_byte_ *, t->state), opt, t->id, t->n, t->first_index);
+        kopt_make_open_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
     kopt_refresh_copy_(opt, t);
 }
 
@@ -9973,10 +9939,10 @@ KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors,
     size_t read;
     kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
-    if (in == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (in == NULL) return KOPT_ERROR_NULL;
     read = bytes < in_size ? kopt_to_size_(bytes) : in_size;
     if (kopt_overlaps_list_(in, read, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
-    memory.from = KOPT_CAST_(const kopt_byte_ *, in);
+    memory.from = (const kopt_byte_ *)in;
     memory.size = in_size;
     file.read = kopt_read_memory_;
     file.user = &memory;
@@ -9990,9 +9956,9 @@ KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor 
     kopt_stream_ s;
     const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 1);
     if (result != KOPT_OK) return result;
-    if (file == KOPT_NULL_ || file->write == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
     s.file = file;
-    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, KOPT_NULL_, KOPT_NULL_);
+    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, NULL, NULL);
     return s.result;
 }
 
@@ -10001,18 +9967,18 @@ KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *ten
     uint64_t bytes;
     const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
-    if (file == KOPT_NULL_ || file->read == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (file == NULL || file->read == NULL) return KOPT_ERROR_NULL;
     return kopt_load_checked_(opt, tensors, count, bytes, file);
 }
 
 KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count) {
-    const kopt_byte_ *h = KOPT_CAST_(const kopt_byte_ *, in);
+    const kopt_byte_ *h = (const kopt_byte_ *)in;
     kopt_byte_ expected[KOPT_SAVE_HEADER_];
     kopt_optimizer made;
     kopt_result result;
     uint64_t tensors, left;
     if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* as kopt_state_inspect() */
-    if (h == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (h == NULL) return KOPT_ERROR_NULL;
     if (in_size < KOPT_SAVE_HEADER_) return KOPT_ERROR_SIZE;
     if (kopt_load_le32_(h) != 0x5641534Bu || h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 ||
         !kopt_header_options_valid_(h))
@@ -10024,8 +9990,8 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
     left = kopt_load_le64_(h + 24) - (KOPT_SAVE_HEADER_ + 4); /* bytes of the tensors; huge if it is below 0 */
     if (left % 4 != 0 || left / KOPT_HEADER_ < tensors || left >> 63 != 0 || (tensors == 0 && left != 0))
         return KOPT_ERROR_STATE;
-    if (opt != KOPT_NULL_) kopt_copy_optimizer_(opt, &made);
-    if (count != KOPT_NULL_) *count = tensors;
+    if (opt != NULL) kopt_copy_optimizer_(opt, &made);
+    if (count != NULL) *count = tensors;
     return KOPT_OK;
 }
 
@@ -10033,23 +9999,23 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
 
 /* Separate from kopt_table_, so that the linker drops the tools from a program that uses none. NULL stands for the
    scalar tool. AVX-512 uses the AVX2 tool, if the build has it. */
-static void (*const kopt_tools_[])(const kopt_tool_ *) = {kopt_tool_scalar_, KOPT_NULL_,
+static void (*const kopt_tools_[])(const kopt_tool_ *) = {kopt_tool_scalar_, NULL,
 #if defined(KOPT_AVX2_)
                                                           kopt_tool_avx2_,   kopt_tool_avx2_,
 #elif defined(KOPT_X86_)
-                                                          KOPT_NULL_,        kopt_tool_avx512_,
+                                                          NULL,        kopt_tool_avx512_,
 #else
-                                                          KOPT_NULL_,        KOPT_NULL_,
+                                                          NULL,        NULL,
 #endif
 #ifdef KOPT_NEON_
                                                           kopt_tool_neon_,
 #else
-                                                          KOPT_NULL_,
+                                                          NULL,
 #endif
 #ifdef KOPT_SIMD128_
                                                           kopt_tool_simd128_
 #else
-                                                          KOPT_NULL_
+                                                          NULL
 #endif
 };
 typedef char kopt_tools_complete_[sizeof kopt_tools_ == KOPT_ISA_COUNT * sizeof *kopt_tools_ ? 1 : -1];
@@ -10057,7 +10023,7 @@ typedef char kopt_tools_complete_[sizeof kopt_tools_ == KOPT_ISA_COUNT * sizeof 
 /* Runs a tool. The caller has called kopt_enter_(). */
 static void kopt_dispatch_tool_(const kopt_tool_ *t) {
     const kopt_isa isa = kopt_isa_current();
-    kopt_tools_[kopt_tools_[isa] == KOPT_NULL_ ? KOPT_ISA_SCALAR : isa](t);
+    kopt_tools_[kopt_tools_[isa] == NULL ? KOPT_ISA_SCALAR : isa](t);
 }
 static void kopt_run_tool_(const kopt_tool_ *t) {
     kopt_environment_ environment;
@@ -10072,7 +10038,7 @@ static void kopt_run_tool_(const kopt_tool_ *t) {
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
-    return x == KOPT_NULL_ && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
+    return x == NULL && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
 /* Adds the squares of n values to norm. The caller has called kopt_enter_(). */
@@ -10090,12 +10056,12 @@ static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format fo
 KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
     const kopt_result result = kopt_check_array_(x, format, n);
     kopt_environment_ environment;
-    if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (norm == NULL) return KOPT_ERROR_NULL;
     if (result != KOPT_OK) return result;
     if (kopt_overlap_(norm, sizeof *norm, x, n * kopt_bytes_of_(format))) return KOPT_ERROR_OVERLAP;
     if (n == 0) return KOPT_OK;
     kopt_enter_(&environment);
-    kopt_norm_tool_(norm, KOPT_CAST_(const kopt_byte_ *, x), format, n);
+    kopt_norm_tool_(norm, (const kopt_byte_ *)x, format, n);
     kopt_leave_(&environment);
     return KOPT_OK;
 }
@@ -10103,7 +10069,7 @@ KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format 
 KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
     kopt_norm sum;
     int i;
-    if (norm == KOPT_NULL_ || other == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (norm == NULL || other == NULL) return KOPT_ERROR_NULL;
     kopt_norm_copy_(&sum, other);
     kopt_norm_carry_(norm);
     for (i = 0; i < 20; i++) norm->digit[i] += sum.digit[i];
@@ -10128,7 +10094,7 @@ static kopt_result kopt_check_grads_(const kopt_norm *norm, const kopt_tensor *t
 KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
     kopt_result result;
     size_t i;
-    if (norm == KOPT_NULL_ || (tensors == KOPT_NULL_ && count != 0)) return KOPT_ERROR_NULL;
+    if (norm == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
     result = kopt_check_grads_(norm, tensors, count);
     for (i = 0; i < count && result == KOPT_OK; i++)
         result = kopt_norm_add(norm, tensors[i].grad, tensors[i].grad_format, tensors[i].n);
@@ -10138,14 +10104,14 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
 KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
                                                 size_t end) {
     kopt_part_ part;
-    kopt_result result = norm == KOPT_NULL_ ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
+    kopt_result result = norm == NULL ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
     size_t i;
     if (result == KOPT_OK) result = kopt_check_grads_(norm, part.tensors, part.count);
     for (i = 0; i < part.count && result == KOPT_OK; i++) {
         const kopt_tensor *t = &part.tensors[i];
         kopt_range_of_part_(&part, i, 0, &begin, &end);
         if (begin < end) {
-            const kopt_byte_ *grad = KOPT_CAST_(const kopt_byte_ *, t->grad) + begin * kopt_bytes_of_(t->grad_format);
+            const kopt_byte_ *grad = (const kopt_byte_ *)t->grad + begin * kopt_bytes_of_(t->grad_format);
             result = kopt_norm_add(norm, grad, t->grad_format, end - begin);
         }
     }
@@ -10153,17 +10119,16 @@ KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tens
 }
 
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    return norm == KOPT_NULL_ ? 0 : kopt_to_double_(kopt_norm_root_(norm));
+    return norm == NULL ? 0 : kopt_to_double_(kopt_norm_root_(norm));
 }
 
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
     const kopt_f64_ zero = kopt_to_f64_(0), one = kopt_to_f64_(1), limit = kopt_to_f64_(max_norm);
-    const kopt_f64_ huge = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x54B249ADu) << 32) + 0x2594C37Du); /* 1e100 */
-    const kopt_f64_ scale =
-        kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63)); /* |grad_scale| */
+    const kopt_f64_ huge = kopt_bits_to_f64_(((uint64_t)0x54B249ADu << 32) + 0x2594C37Du);      /* 1e100 */
+    const kopt_f64_ scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63)); /* |grad_scale| */
     kopt_f64_ value;
     kopt_environment_ environment;
-    if (norm == KOPT_NULL_ || !kopt_less64_(zero, limit) || !kopt_within64_(limit, zero, limit)) return 1;
+    if (norm == NULL || !kopt_less64_(zero, limit) || !kopt_within64_(limit, zero, limit)) return 1;
     if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
@@ -10178,7 +10143,7 @@ KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tens
     kopt_result result = kopt_check_step_(&layout, step, t);
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *spans;
     if (result != KOPT_OK) return result;
-    if (norm == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (norm == NULL) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
     spans = kopt_memory_ranges_(span, t, kopt_bytes_of_(step->weight_format), layout.total);
@@ -10200,7 +10165,7 @@ static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uin
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     kopt_environment_ environment;
     float scale = 1;
-    if (norm == KOPT_NULL_) return scale;
+    if (norm == NULL) return scale;
     kopt_enter_(&environment);
     scale = kopt_stable_from_norm_(norm, n);
     kopt_leave_(&environment);
@@ -10223,7 +10188,7 @@ static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t 
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
         *bits = kopt_fp16_from_f32(kopt_as_f32_(exact));
-        if (kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact) --*bits;
+        if (kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)*bits)) > exact) --*bits;
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -10235,7 +10200,7 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
     if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
     if (result != KOPT_OK) return result;
     t.kind = KOPT_TOOL_CLIP_;
-    t.dst = KOPT_CAST_(kopt_byte_ *, x);
+    t.dst = (kopt_byte_ *)x;
     t.dst_format = format;
     t.n = n;
     if (n != 0) kopt_run_tool_(&t);
@@ -10258,11 +10223,10 @@ KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
 }
 
 static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
-    const uint32_t scale = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->scale),
-                   minimum = s == KOPT_NULL_ ? 0 : kopt_as_u32_(s->minimum);
+    const uint32_t scale = s == NULL ? 0 : kopt_as_u32_(s->scale), minimum = s == NULL ? 0 : kopt_as_u32_(s->minimum);
     const double most = KOPT_DOUBLE_(1e30, 0x46293E59u, 0x39A08CEAu);
     const double least = KOPT_DOUBLE_(1e-30, 0x39B4484Bu, 0xFEEBC2A0u);
-    if (s == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (s == NULL) return KOPT_ERROR_NULL;
     if (scale < 0x00800000u || scale >= 0x7F800000u) return KOPT_ERROR_RANGE;
     if (minimum >= 0x7F800000u && minimum != 0x80000000u) return KOPT_ERROR_RANGE; /* -0 is 0 */
     if (!kopt_within_(s->growth, 1, most) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
@@ -10291,7 +10255,7 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->bad = 0;
         if (++s->good >= s->interval) {
             /* 2^128 - 2^103: from here on, rounding to float gives infinity; the old scale stays */
-            const kopt_f64_ overflow = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x47EFFFFFu) << 32) + 0xF0000000u);
+            const kopt_f64_ overflow = kopt_bits_to_f64_(((uint64_t)0x47EFFFFFu << 32) + 0xF0000000u);
             scale = kopt_mul64_(scale, kopt_to_f64_(s->growth));
             if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
             s->good = 0;
@@ -10306,20 +10270,19 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
     /* the largest finite double */
-    const kopt_f64_ largest = kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 0x7FEFFFFFu) << 32) + 0xFFFFFFFFu);
+    const kopt_f64_ largest = kopt_bits_to_f64_(((uint64_t)0x7FEFFFFFu << 32) + 0xFFFFFFFFu);
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (!kopt_within64_(kopt_to_f64_(max_norm), kopt_to_f64_(0), largest)) return KOPT_ERROR_RANGE;
-    kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, &scaled), KOPT_CONST_POINTER_(const kopt_byte_ *, opt),
-                        sizeof scaled);
+    kopt_copy_noinline_((kopt_byte_ *)&scaled, (const kopt_byte_ *)opt, sizeof scaled);
     kopt_enter_(&environment);
     scaled.grad_scale = kopt_to_double_(
         kopt_div64_(kopt_to_f64_(opt->grad_scale), kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
     kopt_leave_(&environment);
-    scaled.clip = norm == KOPT_NULL_ ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
+    scaled.clip = norm == NULL ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
 }
 
@@ -10342,12 +10305,12 @@ KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer 
     kopt_result result = KOPT_OK;
     size_t i, k;
     int skip;
-    if (opts == KOPT_NULL_ || norm == KOPT_NULL_ || steps == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (opts == NULL || norm == NULL || steps == NULL) return KOPT_ERROR_NULL;
     if (count == 0) return KOPT_ERROR_RANGE;
     skip = norm->nonfinite != 0;
     for (i = 0; i < count; i++) { /* checks all, also those of a skipped step, before anything is written */
         kopt_step discarded;
-        result = kopt_scaled_step_(scaler, opts[i], skip ? KOPT_NULL_ : norm, max_norm, &discarded);
+        result = kopt_scaled_step_(scaler, opts[i], skip ? NULL : norm, max_norm, &discarded);
         if (result != KOPT_OK) return result;
         for (k = 0; k < i; k++)
             if (opts[k] == opts[i]) return KOPT_ERROR_OVERLAP;
@@ -10355,7 +10318,7 @@ KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer 
     result = kopt_check_steps_(scaler, opts, count);
     for (i = 0; i < count && result == KOPT_OK; i++) {
         if (skip) {
-            kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &steps[i]), sizeof steps[i]);
+            kopt_zero_((kopt_byte_ *)&steps[i], sizeof steps[i]);
         } else {
             result = kopt_scaled_step_(scaler, opts[i], norm, max_norm, &steps[i]);
             opts[i]->step = steps[i].step;
@@ -10363,7 +10326,7 @@ KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer 
         if (scaler->steps_ < opts[i]->step) scaler->steps_ = opts[i]->step;
     }
     if (result != KOPT_OK) return result;
-    if (skipped != KOPT_NULL_) *skipped = skip;
+    if (skipped != NULL) *skipped = skip;
     return kopt_scaler_update(scaler, skip);
 }
 
@@ -10373,15 +10336,15 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
                                                        const kopt_closure *closure, int *skipped, kopt_step *step) {
     kopt_norm norm;
     /* begins a step that is not run, to make all checks before the closure writes a gradient */
-    const int evaluates = closure != KOPT_NULL_ && closure->evaluate != KOPT_NULL_;
-    kopt_result result = kopt_scaled_step_(scaler, opt, KOPT_NULL_, max_norm, step);
+    const int evaluates = closure != NULL && closure->evaluate != NULL;
+    kopt_result result = kopt_scaled_step_(scaler, opt, NULL, max_norm, step);
     if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, &opt, 1);
     if (result == KOPT_OK) result = kopt_check_list_(step, tensors, count);
     if (result != KOPT_OK) return result;
-    kopt_copy_padded_(KOPT_POINTER_(kopt_byte_ *, &norm), sizeof norm, KOPT_NULL_, 0); /* zeros */
+    kopt_copy_padded_((kopt_byte_ *)&norm, sizeof norm, NULL, 0); /* zeros */
     if (evaluates) closure->evaluate(closure->user, scaler->scale);
     result = kopt_norm_add_grads(&norm, tensors, count);
-    if (closure != KOPT_NULL_ && closure->reduce != KOPT_NULL_) closure->reduce(closure->user, &norm);
+    if (closure != NULL && closure->reduce != NULL) closure->reduce(closure->user, &norm);
     if (evaluates) scaler->steps_ = 0; /* the gradients have this scale, whatever was stepped before */
     return result == KOPT_OK ? kopt_scaler_begin(scaler, opt, &norm, max_norm, step, skipped) : result;
 }
@@ -10391,7 +10354,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     kopt_result result;
     kopt_step step;
     size_t i;
-    if (tensors == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     result = kopt_scaler_prepare_(scaler, opt, tensors, count, max_norm, closure, skipped, &step);
     for (i = 0; i < count && result == KOPT_OK && step.step != 0; i++) kopt_run_tensor_(&step, &tensors[i]);
     return result;
@@ -10404,7 +10367,7 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
     a.sum = sum;
     a.residual = residual;
     a.format = format;
-    a.rounding = residual == KOPT_NULL_ ? KOPT_STOCHASTIC : KOPT_KAHAN;
+    a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
     a.compensation_rounding = KOPT_STOCHASTIC;
     a.n = n;
     a.count = a.step = a.id = 0;
@@ -10417,16 +10380,16 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
 static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, size_t other_size) {
     size_t sum, residual;
     kopt_result result;
-    if (a == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (a == NULL) return KOPT_ERROR_NULL;
     if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
-    if (KOPT_CAST_(unsigned, a->rounding) > KOPT_CAST_(unsigned, KOPT_LAST_ROUNDING_)) return KOPT_ERROR_OPTION;
-    if (KOPT_CAST_(unsigned, a->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
+    if ((unsigned)a->rounding > (unsigned)KOPT_LAST_ROUNDING_) return KOPT_ERROR_OPTION;
+    if ((unsigned)a->compensation_rounding > 1u) return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);
     residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
-    if (residual != 0 && a->residual == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (residual != 0 && a->residual == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlap_(a->sum, sum, a->residual, residual) || kopt_overlap_(a->sum, sum, other, other_size) ||
         kopt_overlap_(a->residual, residual, other, other_size))
         return KOPT_ERROR_OVERLAP;
@@ -10434,10 +10397,10 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
 }
 
 KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale) {
-    kopt_result result = kopt_check_array_(grad, grad_format, a == KOPT_NULL_ ? 0 : a->n);
+    kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
     size_t residual_bytes;
     if (result == KOPT_OK)
-        result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
+        result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
@@ -10445,36 +10408,36 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     a->step++;
     /* the first addition does not read the old sum */
     if (a->count++ == 0 && a->n != 0) {
-        kopt_zero_(KOPT_CAST_(kopt_byte_ *, a->sum), a->n * kopt_bytes_of_(a->format));
-        if (residual_bytes != 0) kopt_zero_(KOPT_CAST_(kopt_byte_ *, a->residual), a->n * residual_bytes);
+        kopt_zero_((kopt_byte_ *)a->sum, a->n * kopt_bytes_of_(a->format));
+        if (residual_bytes != 0) kopt_zero_((kopt_byte_ *)a->residual, a->n * residual_bytes);
     }
     kopt_add_to_sum_(a, grad, grad_format, scale, KOPT_RANDOM_ACCUMULATE_);
     return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out) {
-    kopt_result result = kopt_check_accumulator_(a, out, a == KOPT_NULL_ ? 0 : a->n * 4);
+    kopt_result result = kopt_check_accumulator_(a, out, a == NULL ? 0 : a->n * 4);
     const kopt_byte_ *sum, *residual;
     kopt_environment_ environment;
     /* describes a weight that is stored like the sum; kopt_read_weight_ reads only the two fields that are set here */
     kopt_optimizer opt;
     size_t i, size, residual_size;
     if (result != KOPT_OK || a->n == 0) return result;
-    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (out == NULL) return KOPT_ERROR_NULL;
     opt.weight_format = a->format;
     opt.rounding = a->rounding;
     size = kopt_bytes_of_(a->format);
     residual_size = kopt_bytes_of_residual_(a->format, a->rounding);
-    sum = KOPT_CAST_(const kopt_byte_ *, a->sum);
-    residual = KOPT_CAST_(const kopt_byte_ *, a->residual);
+    sum = (const kopt_byte_ *)a->sum;
+    residual = (const kopt_byte_ *)a->residual;
     kopt_enter_(&environment);
     for (i = 0; i < a->n; i++) {
         uint32_t value = 0;
         if (a->count != 0)
-            value = kopt_as_u32_(kopt_read_weight_(&opt, sum + i * size,
-                                                   residual_size == 0 ? KOPT_NULL_ : residual + i * residual_size));
+            value = kopt_as_u32_(
+                kopt_read_weight_(&opt, sum + i * size, residual_size == 0 ? NULL : residual + i * residual_size));
         KOPT_OPAQUE_(value);
-        kopt_store32_(KOPT_POINTER_(kopt_byte_ *, out) + 4 * i, value);
+        kopt_store32_((kopt_byte_ *)out + 4 * i, value);
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -10487,7 +10450,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n) {
     kopt_compressor c;
     c.code = code;
-    c.rounding = residual == KOPT_NULL_ ? KOPT_STOCHASTIC : KOPT_NEAREST;
+    c.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_NEAREST;
     c.residual = residual;
     c.residual_format = KOPT_BF16;
     c.residual_rounding = KOPT_STOCHASTIC;
@@ -10508,7 +10471,7 @@ static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
 
 static int kopt_code_valid_(kopt_format code) {
     if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return 0;
-    return code == KOPT_SIGN || (code != KOPT_F32 && kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, code)));
+    return code == KOPT_SIGN || (code != KOPT_F32 && kopt_in_set_(KOPT_FORMATS_, (int)code));
 }
 
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
@@ -10520,14 +10483,13 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
                                           kopt_format grad_format) {
     kopt_result result;
     size_t size, grad_size, residual_size = 0;
-    if (c == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (c == NULL) return KOPT_ERROR_NULL;
     if (c->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(grad, grad_format, c->n);
     if (result != KOPT_OK) return result;
-    if (!kopt_code_valid_(c->code) || KOPT_CAST_(unsigned, c->rounding) > 1u) return KOPT_ERROR_OPTION;
-    if (c->residual != KOPT_NULL_) {
-        if (!kopt_format_valid_(c->residual_format) || KOPT_CAST_(unsigned, c->residual_rounding) > 1u)
-            return KOPT_ERROR_OPTION;
+    if (!kopt_code_valid_(c->code) || (unsigned)c->rounding > 1u) return KOPT_ERROR_OPTION;
+    if (c->residual != NULL) {
+        if (!kopt_format_valid_(c->residual_format) || (unsigned)c->residual_rounding > 1u) return KOPT_ERROR_OPTION;
         if (c->code == KOPT_SIGN && c->rounding == KOPT_STOCHASTIC) return KOPT_ERROR_OPTION;
         residual_size = c->n * kopt_bytes_of_(c->residual_format);
     }
@@ -10536,7 +10498,7 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     if (c->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     size = kopt_code_bytes_(c->code, c->n);
     grad_size = c->n * kopt_bytes_of_(grad_format);
-    if (out == KOPT_NULL_ && size != 0) return KOPT_ERROR_NULL;
+    if (out == NULL && size != 0) return KOPT_ERROR_NULL;
     if (out_size < size) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(out, size, grad, grad_size) || kopt_overlap_(out, size, c->residual, residual_size) ||
         kopt_overlap_(grad, grad_size, c->residual, residual_size))
@@ -10574,7 +10536,7 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t l
                                                     int stochastic) {
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
     if (stochastic) return kopt_scale_(largest);
-    if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, KOPT_CAST_(float, n)));
+    if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, (float)n));
     return kopt_scale_(kopt_as_u32_(mean));
 }
 
@@ -10585,7 +10547,7 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int st
     if (scale == 0 || scale == 0x7FC00000u) return 0;
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
-    return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f));
+    return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f));
 }
 
 /* The residual x - y of x, whose code decodes to y; 0 if it is not finite or would overflow in the format of the
@@ -10613,19 +10575,19 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
         if (mag > largest) largest = mag;
         mean = kopt_more_(mean, mag);
     }
-    scale = kopt_block_scale_(code, largest, mean, n, drawn != KOPT_NULL_);
+    scale = kopt_block_scale_(code, largest, mean, n, drawn != NULL);
     kopt_store_le_(out, scale, 4);
     if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
-        kopt_encode_(out + 4, scale, KOPT_CONST_POINTER_(const kopt_byte_ *, x), n, 0, drawn);
+        kopt_encode_(out + 4, scale, (const kopt_byte_ *)x, n, 0, drawn);
         return;
     }
     for (i = 0; i < n; i++) { /* KOPT_SIGN */
         const uint32_t minus =
-            kopt_sign_bit_(x[i], scale, drawn != KOPT_NULL_, drawn == KOPT_NULL_ ? 0 : kopt_next_random16_(drawn, i));
+            kopt_sign_bit_(x[i], scale, drawn != NULL, drawn == NULL ? 0 : kopt_next_random16_(drawn, i));
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
             KOPT_OPAQUE_(bits); /* otherwise a compiler may turn the loop into a call of memset */
-            out[4 + i / 8] = KOPT_CAST_(kopt_byte_, bits);
+            out[4 + i / 8] = (kopt_byte_)bits;
             bits = 0;
         }
     }
@@ -10642,7 +10604,7 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
         const uint32_t scale = kopt_load_le32_(in);
         const kopt_byte_ *const bits = in + 4 + offset / 8;
         for (k = 0; k < n; k++) {
-            const uint32_t bit = KOPT_CAST_(uint32_t, bits[k / 8]) >> (k % 8);
+            const uint32_t bit = (uint32_t)(bits[k / 8]) >> (k % 8);
             kopt_store32_(y + 4 * k, scale ^ bit << 31);
         }
     } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
@@ -10662,11 +10624,11 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
-    kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, c->residual);
+    kopt_byte_ *const residual = (kopt_byte_ *)c->residual;
     kopt_conversion_ v;
     kopt_random_reader_ drawn;
     float x[KOPT_BLOCK_], y[KOPT_BLOCK_PART_];
-    kopt_byte_ *const xs = KOPT_POINTER_(kopt_byte_ *, x), *const ys = KOPT_POINTER_(kopt_byte_ *, y);
+    kopt_byte_ *const xs = (kopt_byte_ *)x, *const ys = (kopt_byte_ *)y;
     size_t i, n, offset, k;
     kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     v.seed = c->seed;
@@ -10674,12 +10636,12 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
     v.id = c->id;
     for (i = 0; i < c->n; i += n) {
         kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
-        kopt_byte_ *const block_residual = residual == KOPT_NULL_ ? KOPT_NULL_ : residual + i * residual_size;
+        kopt_byte_ *const block_residual = residual == NULL ? NULL : residual + i * residual_size;
         n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
         v.n = n;
         v.first = drawn.first = c->first_index + i;
         kopt_convert_part_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
-        for (offset = 0; residual != KOPT_NULL_ && c->step > 1 && offset < n; offset += v.n) {
+        for (offset = 0; residual != NULL && c->step > 1 && offset < n; offset += v.n) {
             v.n = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
             kopt_convert_part_(&v, ys, KOPT_F32, block_residual + offset * residual_size, c->residual_format, 0);
             for (k = 0; k < v.n; k++) x[offset + k] = kopt_add_(x[offset + k], y[k]);
@@ -10687,10 +10649,10 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         v.n = n;
         for (k = 0; k < n; k++) x[k] = kopt_canonical_nan_(x[k]);
         if (blocks)
-            kopt_compress_block_(block, c->code, x, n, stochastic ? &drawn : KOPT_NULL_);
+            kopt_compress_block_(block, c->code, x, n, stochastic ? &drawn : NULL);
         else
             kopt_convert_part_(&v, block, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
-        if (residual == KOPT_NULL_) continue;
+        if (residual == NULL) continue;
         for (offset = 0; offset < n; offset += KOPT_BLOCK_PART_) {
             const size_t part = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
             const kopt_format format = c->residual_format;
@@ -10711,7 +10673,7 @@ KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_si
     if (result != KOPT_OK) return result;
     c->step++;
     kopt_enter_(&environment);
-    kopt_compress_(c, KOPT_CAST_(kopt_byte_ *, out), KOPT_CAST_(const kopt_byte_ *, grad), grad_format);
+    kopt_compress_(c, (kopt_byte_ *)out, (const kopt_byte_ *)grad, grad_format);
     kopt_leave_(&environment);
     return KOPT_OK;
 }
@@ -10729,18 +10691,18 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     in_bytes = kopt_code_bytes_(code, n);
-    if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
+    if (in == NULL && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(sum, n * size, in, in_bytes)) return KOPT_ERROR_OVERLAP;
     kopt_enter_(&environment);
     factor = kopt_narrow64_(scale);
     for (i = 0; i < n; i += v.n) {
-        kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, sum) + i * size;
+        kopt_byte_ *const to = (kopt_byte_ *)sum + i * size;
         v.n = n - i < KOPT_BLOCK_PART_ ? n - i : KOPT_BLOCK_PART_;
-        kopt_decompress_part_(KOPT_POINTER_(kopt_byte_ *, y), KOPT_CAST_(const kopt_byte_ *, in), code, i, v.n);
-        kopt_convert_part_(&v, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, to, format, 0);
+        kopt_decompress_part_((kopt_byte_ *)y, (const kopt_byte_ *)in, code, i, v.n);
+        kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, to, format, 0);
         for (k = 0; k < v.n; k++) x[k] = kopt_add_scaled_(x[k], y[k], factor);
-        kopt_convert_part_(&v, to, format, KOPT_POINTER_(kopt_byte_ *, x), KOPT_F32, 0);
+        kopt_convert_part_(&v, to, format, (kopt_byte_ *)x, KOPT_F32, 0);
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -10759,10 +10721,10 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     if (count == 0 || !kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (!kopt_n_valid_(count)) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
-    if (shards == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (shards == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards, count * sizeof *shards)) return KOPT_ERROR_OVERLAP;
     for (k = 0; k < count; k++) {
-        if (shards[k] == KOPT_NULL_) return KOPT_ERROR_NULL;
+        if (shards[k] == NULL) return KOPT_ERROR_NULL;
         if (shards[k] == out && format == out_format) continue;
         if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards[k], n * kopt_bytes_of_(format)))
             return KOPT_ERROR_OVERLAP;
@@ -10771,7 +10733,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     t.scale = kopt_narrow64_(scale);
     kopt_leave_(&environment);
     t.kind = KOPT_TOOL_SUM_;
-    t.dst = KOPT_CAST_(kopt_byte_ *, out);
+    t.dst = (kopt_byte_ *)out;
     t.dst_format = out_format;
     t.src_format = format;
     t.shards = shards;
@@ -10788,7 +10750,7 @@ static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
     if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (c->n == 0) return KOPT_OK;
-    if (c->dst == KOPT_NULL_ || c->src == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (c->dst == NULL || c->src == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlap_(c->dst, c->n * kopt_bytes_of_(c->dst_format), c->src, c->n * kopt_bytes_of_(c->src_format)))
         return KOPT_ERROR_OVERLAP;
     kopt_enter_(&environment);
@@ -10800,8 +10762,8 @@ static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
 KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                    size_t n) {
     kopt_conversion_ c;
-    c.dst = KOPT_CAST_(kopt_byte_ *, dst);
-    c.src = KOPT_CAST_(const kopt_byte_ *, src);
+    c.dst = (kopt_byte_ *)dst;
+    c.src = (const kopt_byte_ *)src;
     c.dst_format = dst_format;
     c.src_format = src_format;
     c.n = n;
@@ -10814,8 +10776,8 @@ KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                               kopt_format src_format, size_t n, kopt_random_key key) {
     kopt_conversion_ c;
-    c.dst = KOPT_CAST_(kopt_byte_ *, dst);
-    c.src = KOPT_CAST_(const kopt_byte_ *, src);
+    c.dst = (kopt_byte_ *)dst;
+    c.src = (const kopt_byte_ *)src;
     c.dst_format = dst_format;
     c.src_format = src_format;
     c.n = n;
@@ -10828,8 +10790,8 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 }
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
-    if (!kopt_format_valid_(format) || !kopt_n_valid_(n) || (x == KOPT_NULL_ && n != 0)) return 0;
-    return KOPT_KERNEL_(all_finite)(KOPT_CAST_(const kopt_byte_ *, x), format, n);
+    if (!kopt_format_valid_(format) || !kopt_n_valid_(n) || (x == NULL && n != 0)) return 0;
+    return KOPT_KERNEL_(all_finite)((const kopt_byte_ *)x, format, n);
 }
 
 #ifdef KAHAN_OPT_VMATH
@@ -10844,15 +10806,15 @@ static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, cons
                             size_t n) {
     kopt_vmath_job_ j;
     kopt_environment_ environment;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
+    kopt_zero_((kopt_byte_ *)&j, sizeof j);
     j.kind = kind;
     j.f = KOPT_EXP;
     j.format = KOPT_F32;
     j.n = n;
-    j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, in);
-    j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, in2);
-    j.out = KOPT_POINTER_(kopt_byte_ *, out);
-    j.out2 = KOPT_POINTER_(kopt_byte_ *, out2);
+    j.in = (const kopt_byte_ *)in;
+    j.in2 = (const kopt_byte_ *)in2;
+    j.out = (kopt_byte_ *)out;
+    j.out2 = (kopt_byte_ *)out2;
     kopt_enter_(&environment);
     KOPT_KERNEL_(vmath)(&j);
     kopt_leave_(&environment);
@@ -10860,7 +10822,7 @@ static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, cons
 
 #define KOPT_BUILTIN_FUNCTION_(name, kind)                                     \
     static void kopt_builtin_##name##_(float *out, const float *x, size_t n) { \
-        kopt_vmath_run_(kind, out, KOPT_NULL_, x, KOPT_NULL_, n);              \
+        kopt_vmath_run_(kind, out, NULL, x, NULL, n);                          \
     }
 KOPT_BUILTIN_FUNCTION_(exp, KOPT_VMATH_EXP_)
 KOPT_BUILTIN_FUNCTION_(log, KOPT_VMATH_LOG_)
@@ -10869,10 +10831,10 @@ KOPT_BUILTIN_FUNCTION_(erf, KOPT_VMATH_ERF_)
 KOPT_BUILTIN_FUNCTION_(erfc, KOPT_VMATH_ERFC_)
 #undef KOPT_BUILTIN_FUNCTION_
 static void kopt_builtin_atan2_(float *out, const float *y, const float *x, size_t n) {
-    kopt_vmath_run_(KOPT_VMATH_ATAN2_, out, KOPT_NULL_, y, x, n);
+    kopt_vmath_run_(KOPT_VMATH_ATAN2_, out, NULL, y, x, n);
 }
 static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, size_t n) {
-    kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine, cosine, x, KOPT_NULL_, n);
+    kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine, cosine, x, NULL, n);
 }
 
 #define KOPT_BUILTIN_TABLE_(isa)                                                     \
@@ -11000,7 +10962,7 @@ static void kopt_sleef_fix_sincospi_(float *sine, float *cosine, const kopt_byte
         const uint32_t word = kopt_load32_(x + 4 * i);
         if ((word & 0x7FFFFFFFu) >= 0x4A800000u && (word & 0x7FFFFFFFu) < 0x7F800000u) {
             const float value = kopt_as_f32_(word);
-            kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine + i, cosine + i, &value, KOPT_NULL_, 1);
+            kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine + i, cosine + i, &value, NULL, 1);
         }
     }
 }
@@ -11020,14 +10982,14 @@ static void kopt_sleef_fix_sincospi_(float *sine, float *cosine, const kopt_byte
     KOPT_SLEEF_DECLARE_(kopt_sleef_atan_fast_##width##_, "Sleef_atanf" lanes "_u35" suffix);                           \
     static void kopt_sleef_vector_##width##_(kopt_sleef_function_ *f, int kind, float *out, float *out2,               \
                                              const float *x, const float *y, size_t n) { /* n <= one vector */         \
-        kopt_byte_ room[7 * 64], *at = room + (0 - KOPT_ADDRESS_(room)) % 64;            /* sincos (128), x, y, out */ \
-        kopt_byte_ *to = KOPT_POINTER_(kopt_byte_ *, out);                                                             \
-        kopt_copy_padded_(at + 128, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, x), 4 * n);                            \
-        kopt_copy_padded_(at + 192, 64, KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * n);                            \
+        kopt_byte_ room[7 * 64], *at = room + (0 - ((uintptr_t)(room))) % 64;            /* sincos (128), x, y, out */ \
+        kopt_byte_ *to = ((kopt_byte_ *)(out));                                                                        \
+        kopt_copy_padded_(at + 128, 64, ((const kopt_byte_ *)(x)), 4 * n);                                             \
+        kopt_copy_padded_(at + 192, 64, ((const kopt_byte_ *)(y)), 4 * n);                                             \
         kopt_sleef_call_##width##_(f, at + 256, at, at + 128, at + 192, width / 8 KOPT_SLEEF_KIND_ARGUMENT_(kind));    \
         kopt_copy_noinline_(to, kind == KOPT_SLEEF_SINCOSPI_ ? at : at + 256, 4 * n);                                  \
         if (kind != KOPT_SLEEF_SINCOSPI_) return;                                                                      \
-        kopt_copy_noinline_(KOPT_POINTER_(kopt_byte_ *, out2), at + width / 8, 4 * n);                                 \
+        kopt_copy_noinline_(((kopt_byte_ *)(out2)), at + width / 8, 4 * n);                                            \
         kopt_sleef_fix_sincospi_(out, out2, at + 128, n);                                                              \
     }                                                                                                                  \
     static void kopt_sleef_loop_##width##_(kopt_sleef_function_ *f, int kind, float *out, float *out2, const float *x, \
@@ -11035,9 +10997,8 @@ static void kopt_sleef_fix_sincospi_(float *sine, float *cosine, const kopt_byte
         const size_t count = width / 32, whole = kind == KOPT_SLEEF_SINCOSPI_ ? 0 : n / count * count;                 \
         size_t i, m;                                                                                                   \
         if (whole != 0)                                                                                                \
-            kopt_sleef_call_##width##_(                                                                                \
-                f, KOPT_POINTER_(kopt_byte_ *, out), KOPT_NULL_, KOPT_CONST_POINTER_(const kopt_byte_ *, x),           \
-                KOPT_CONST_POINTER_(const kopt_byte_ *, y), 4 * whole KOPT_SLEEF_KIND_ARGUMENT_(kind));                \
+            kopt_sleef_call_##width##_(f, ((kopt_byte_ *)(out)), NULL, ((const kopt_byte_ *)(x)),                      \
+                                       ((const kopt_byte_ *)(y)), 4 * whole KOPT_SLEEF_KIND_ARGUMENT_(kind));          \
         for (i = whole; i < n; i += m) {                                                                               \
             m = n - i < count ? n - i : count;                                                                         \
             kopt_sleef_vector_##width##_(f, kind, out + i, out2 + i, x + i, y + i, m);                                 \
@@ -11072,9 +11033,9 @@ static void kopt_sleef_fix_sincospi_(float *sine, float *cosine, const kopt_byte
         (void)x;                                                                                                       \
         kopt_sleef_loop_##width##_(kopt_sleef_atan_fast_##width##_, 0, out, out, quotient, quotient, n);               \
     }                                                                                                                  \
-    static const kopt_vmath kopt_sleef_steps_##width##_ = {"sleef " title ", 3.5 ulp",       KOPT_NULL_, KOPT_NULL_,   \
-                                                           kopt_sleef_steps_tanh_##width##_, KOPT_NULL_, KOPT_NULL_,   \
-                                                           kopt_sleef_steps_atan_##width##_, KOPT_NULL_};              \
+    static const kopt_vmath kopt_sleef_steps_##width##_ = {"sleef " title ", 3.5 ulp",       NULL, NULL,               \
+                                                           kopt_sleef_steps_tanh_##width##_, NULL, NULL,               \
+                                                           kopt_sleef_steps_atan_##width##_, NULL};                    \
     static const kopt_vmath kopt_sleef_table_##width##_ = {"sleef " title,                                             \
                                                            kopt_sleef_exp_##width##_,                                  \
                                                            kopt_sleef_log_##width##_,                                  \
@@ -11102,13 +11063,13 @@ KOPT_SLEEF_WIDTH_(128, "4", "advsimd", "neon")
 KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
 #ifdef KOPT_X86_
     uint32_t r[4];
-    if (kopt_isa_current() == KOPT_ISA_SCALAR || !kopt_isa_usable(KOPT_ISA_AVX2)) return KOPT_NULL_;
+    if (kopt_isa_current() == KOPT_ISA_SCALAR || !kopt_isa_usable(KOPT_ISA_AVX2)) return NULL;
     kopt_cpuid_(1, r);
-    if ((r[2] >> 12 & 1u) == 0) return KOPT_NULL_; /* no FMA */
+    if ((r[2] >> 12 & 1u) == 0) return NULL; /* no FMA */
     if (kopt_isa_current() == KOPT_ISA_AVX512) return &kopt_sleef_table_512_;
     return kopt_isa_current() == KOPT_ISA_AVX2 ? &kopt_sleef_table_256_ : &kopt_sleef_table_128_;
 #else
-    return kopt_isa_current() == KOPT_ISA_NEON ? &kopt_sleef_table_128_ : KOPT_NULL_;
+    return kopt_isa_current() == KOPT_ISA_NEON ? &kopt_sleef_table_128_ : NULL;
 #endif
 }
 
@@ -11124,7 +11085,7 @@ static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) {
     return vmath == &kopt_sleef_table_128_ ? &kopt_sleef_steps_128_ : vmath;
 }
 #else
-KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) { return KOPT_NULL_; }
+KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) { return NULL; }
 static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) { return vmath; }
 #endif
 
@@ -11132,13 +11093,13 @@ static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) { return vmat
 
 /* Returns vmath, or the default table if vmath is NULL. */
 static const kopt_vmath *kopt_vmath_of_(const kopt_vmath *vmath) {
-    if (vmath == KOPT_NULL_) vmath = kopt_vmath_sleef();
-    return vmath == KOPT_NULL_ ? kopt_vmath_builtin() : vmath;
+    if (vmath == NULL) vmath = kopt_vmath_sleef();
+    return vmath == NULL ? kopt_vmath_builtin() : vmath;
 }
 
 KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath) {
     const char *name = kopt_vmath_of_(vmath)->name;
-    return name == KOPT_NULL_ ? "unnamed" : name;
+    return name == NULL ? "unnamed" : name;
 }
 
 /* Do two arrays of `size` bytes begin at the same address or not overlap at all? */
@@ -11149,21 +11110,21 @@ static int kopt_same_or_disjoint_(const void *a, const void *b, size_t size) {
 static kopt_result kopt_vmath_check_(const void *out, const void *x, const void *y, size_t n, size_t size) {
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
-    if (out == KOPT_NULL_ || x == KOPT_NULL_ || y == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (out == NULL || x == NULL || y == NULL) return KOPT_ERROR_NULL;
     return kopt_same_or_disjoint_(out, x, n * size) && kopt_same_or_disjoint_(out, y, n * size) ? KOPT_OK
                                                                                                 : KOPT_ERROR_OVERLAP;
 }
 
 /* Calls `function` of the table vmath in the IEEE environment, or of the built-in table if that entry is NULL. The
    parentheses around table->function are needed: the members have the names of libm functions, which may be macros. */
-#define KOPT_VMATH_CALL_(function, arguments)                            \
-    do {                                                                 \
-        const kopt_vmath *table = kopt_vmath_of_(vmath);                 \
-        kopt_environment_ environment;                                   \
-        if (table->function == KOPT_NULL_) table = kopt_vmath_builtin(); \
-        kopt_enter_(&environment);                                       \
-        (table->function) arguments;                                     \
-        kopt_leave_(&environment);                                       \
+#define KOPT_VMATH_CALL_(function, arguments)                      \
+    do {                                                           \
+        const kopt_vmath *table = kopt_vmath_of_(vmath);           \
+        kopt_environment_ environment;                             \
+        if (table->function == NULL) table = kopt_vmath_builtin(); \
+        kopt_enter_(&environment);                                 \
+        (table->function) arguments;                               \
+        kopt_leave_(&environment);                                 \
     } while (0)
 #define KOPT_VMATH_UNARY_(name)                                                                              \
     KOPT_API_ kopt_result kopt_vmath_##name(const kopt_vmath *vmath, float *out, const float *x, size_t n) { \
@@ -11200,15 +11161,15 @@ static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ 
                            kopt_format format, size_t n) {
     float a[KOPT_VMATH_TILE_], b[KOPT_VMATH_TILE_];
     kopt_vmath_job_ j;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
+    kopt_zero_((kopt_byte_ *)&j, sizeof j);
     j.f = f;
     j.format = format;
     j.n = n;
     j.kind = KOPT_VMATH_ARGUMENT_;
     j.in = x;
-    j.in2 = KOPT_NULL_;
-    j.out = KOPT_POINTER_(kopt_byte_ *, a);
-    j.out2 = KOPT_POINTER_(kopt_byte_ *, b);
+    j.in2 = NULL;
+    j.out = (kopt_byte_ *)a;
+    j.out2 = (kopt_byte_ *)b;
     KOPT_KERNEL_(vmath)(&j);
     if (f == KOPT_LOG)
         KOPT_VMATH_CALL_(log, (a, a, n));
@@ -11218,21 +11179,21 @@ static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ 
         KOPT_VMATH_CALL_(exp, (a, a, n));
     if (f == KOPT_SOFTPLUS) {
         j.kind = KOPT_VMATH_ADD_ONE_;
-        j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, a);
+        j.in = (const kopt_byte_ *)a;
         j.out = j.out2;
         KOPT_KERNEL_(vmath)(&j);
         KOPT_VMATH_CALL_(log, (b, b, n));
     }
     j.kind = KOPT_VMATH_RESULT_;
     j.in = x;
-    j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, a);
+    j.in2 = (const kopt_byte_ *)a;
     j.out = out;
     KOPT_KERNEL_(vmath)(&j);
 }
 
 static kopt_result kopt_map_check_(kopt_function f, kopt_function last, const void *out, const void *x, const void *y,
                                    kopt_format format, size_t n) {
-    if (KOPT_CAST_(unsigned, f) > KOPT_CAST_(unsigned, last)) return KOPT_ERROR_OPTION;
+    if ((unsigned)f > (unsigned)last) return KOPT_ERROR_OPTION;
     if (!(format == KOPT_BF16 && KOPT_HAS_(KOPT_WITH_BF16)) && !(format == KOPT_FP16 && KOPT_HAS_(KOPT_WITH_FP16)))
         return KOPT_ERROR_OPTION;
     return kopt_vmath_check_(out, x, y, n, 2);
@@ -11248,8 +11209,7 @@ KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *o
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, f, KOPT_CAST_(kopt_byte_ *, out) + 2 * i, KOPT_CAST_(const kopt_byte_ *, x) + 2 * i,
-                       format, m);
+        kopt_map_tile_(vmath, f, (kopt_byte_ *)out + 2 * i, (const kopt_byte_ *)x + 2 * i, format, m);
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -11270,22 +11230,21 @@ KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f
     kopt_environment_ environment;
     kopt_vmath_job_ j;
     size_t i, m;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
+    kopt_zero_((kopt_byte_ *)&j, sizeof j);
     if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK || n == 0) return result;
     vmath = kopt_vmath_of_(vmath);
     j.kind = KOPT_VMATH_MULTIPLY_;
     j.f = f;
     j.format = format;
-    j.out2 = KOPT_NULL_;
-    j.in = KOPT_CONST_POINTER_(const kopt_byte_ *, slope);
+    j.out2 = NULL;
+    j.in = (const kopt_byte_ *)slope;
     kopt_enter_(&environment);
     for (i = 0; i < n; i += m) {
         m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, kopt_slope_of_(f), KOPT_POINTER_(kopt_byte_ *, slope),
-                       KOPT_CAST_(const kopt_byte_ *, x) + 2 * i, format, m);
-        j.in2 = KOPT_CAST_(const kopt_byte_ *, dy) + 2 * i;
-        j.out = KOPT_CAST_(kopt_byte_ *, dx) + 2 * i;
+        kopt_map_tile_(vmath, kopt_slope_of_(f), (kopt_byte_ *)slope, (const kopt_byte_ *)x + 2 * i, format, m);
+        j.in2 = (const kopt_byte_ *)dy + 2 * i;
+        j.out = (kopt_byte_ *)dx + 2 * i;
         j.n = m;
         KOPT_KERNEL_(vmath)(&j);
     }
@@ -11305,14 +11264,14 @@ static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format form
     kopt_environment_ environment;
     kopt_vmath_job_ j;
     size_t i;
-    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, KOPT_CAST_(int, format))) return KOPT_ERROR_OPTION;
-    if (!kopt_n_valid_(n) || key->first_index >> 54 != 0 || key->first_index + n > KOPT_CAST_(uint64_t, 1) << 54)
+    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, (int)format)) return KOPT_ERROR_OPTION;
+    if (!kopt_n_valid_(n) || key->first_index >> 54 != 0 || key->first_index + n > (uint64_t)1 << 54)
         return KOPT_ERROR_BOUNDS;
     if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && key->first_index != 0) return KOPT_ERROR_OPTION;
     if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_within_(width, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
-    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
-    kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &j), sizeof j);
+    if (out == NULL) return KOPT_ERROR_NULL;
+    kopt_zero_((kopt_byte_ *)&j, sizeof j);
     kopt_enter_(&environment);
     j.format = format;
     j.a = kopt_narrow64_(middle);
@@ -11321,15 +11280,15 @@ static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format form
     j.step = key->step;
     j.id = key->id;
     for (i = 0; i < n; i += j.n) {
-        const size_t offset = KOPT_CAST_(unsigned, (key->first_index + i) & 255);
+        const size_t offset = (unsigned)((key->first_index + i) & 255);
         j.n = n - i < KOPT_VMATH_TILE_ - offset ? n - i : KOPT_VMATH_TILE_ - offset;
         j.kind = kind;
         j.first = key->first_index + i;
-        j.out = KOPT_POINTER_(kopt_byte_ *, z);
+        j.out = (kopt_byte_ *)z;
         KOPT_KERNEL_(vmath)(&j);
         j.kind = KOPT_VMATH_LINEAR_;
-        j.in2 = KOPT_CONST_POINTER_(const kopt_byte_ *, z + offset);
-        j.out = KOPT_CAST_(kopt_byte_ *, out) + i * kopt_bytes_of_(format);
+        j.in2 = (const kopt_byte_ *)(z + offset);
+        j.out = (kopt_byte_ *)out + i * kopt_bytes_of_(format);
         KOPT_KERNEL_(vmath)(&j);
     }
     kopt_leave_(&environment);
@@ -11371,6 +11330,10 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
 #endif
 #undef KOPT_IMPLEMENTING_
 #endif /* KOPT_IMPLEMENTING_ */
+
+#if defined(KOPT_GNU_) && !defined(KOPT_PASS_)
+#pragma GCC diagnostic pop
+#endif
 
 /* ---- LICENCE ------------------------------------------------------------------------------------------------------
    Choose whichever you prefer.

@@ -467,8 +467,8 @@ KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_of_(uint64_t n, uint32_t pad, uint6
     const uint64_t remaining = n + pad - 8 * octet;
     kopt_cuda_part_ p;
     p.i = 8 * octet - pad;
-    p.skip = octet == 0 ? KOPT_CAST_(int, pad) : 0;
-    p.n = remaining < 8 ? KOPT_CAST_(int, remaining) : 8;
+    p.skip = octet == 0 ? (int)pad : 0;
+    p.n = remaining < 8 ? (int)remaining : 8;
     return p;
 }
 
@@ -496,7 +496,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_signed_(const uint32_t *packed, size_t 
 
 /* Is the part complete, and aligned for vector loads? 1-byte elements need 4 bytes only: two words are loaded. */
 KOPT_CUDA_FN_ int kopt_cuda_wide_part_(const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
-    const uint64_t address = KOPT_ADDRESS_(base) + p.i * size;
+    const uint64_t address = (uintptr_t)base + p.i * size;
     return p.skip == 0 && p.n == 8 && (address & (size == 1 ? 3 : 15)) == 0;
 }
 
@@ -517,7 +517,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_part_(uint32_t *packed, const kopt_byte_ *base
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         kopt_cuda_insert_(packed, size, q,
-                          p.skip <= q && q < p.n ? kopt_cuda_load_one_(from + KOPT_CAST_(uint64_t, q) * size, size)
+                          p.skip <= q && q < p.n ? kopt_cuda_load_one_(from + (uint64_t)q * size, size)
                                                  : 0);
 }
 
@@ -536,7 +536,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cud
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         if (p.skip <= q && q < p.n)
-            kopt_cuda_store_one_(to + KOPT_CAST_(uint64_t, q) * size, size, kopt_cuda_extract_(packed, size, q));
+            kopt_cuda_store_one_(to + (uint64_t)q * size, size, kopt_cuda_extract_(packed, size, q));
 }
 
 /* ---- random bits ---- */
@@ -555,8 +555,8 @@ KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) { /* the word of element e + q; if e + q is odd, its halves change places */
         const uint32_t halves = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
-        r[q] = kopt_random_combine_(((e ^ KOPT_CAST_(uint32_t, q)) & 1) != 0 ? halves >> 16 | halves << 16 : halves,
-                                    e + KOPT_CAST_(uint64_t, q));
+        r[q] = kopt_random_combine_(((e ^ (uint32_t)q) & 1) != 0 ? halves >> 16 | halves << 16 : halves,
+                                    e + (uint64_t)q);
     }
 }
 
@@ -620,7 +620,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_moment_(kopt_rule rule, int m, uint32_t code, u
 }
 
 KOPT_CUDA_FN_ uint32_t *kopt_cuda_slot_(const kopt_cuda_block_ *b, int m, uint64_t i) {
-    const uint32_t p = KOPT_CAST_(uint32_t, i - b->first);
+    const uint32_t p = (uint32_t)(i - b->first);
     return b->slots + m * KOPT_SLOTS_ + (p + (p >> 5));
 }
 
@@ -639,29 +639,29 @@ KOPT_CUDA_FN_ void kopt_cuda_store_slot_(kopt_cuda_block_ *b, int m, uint64_t i,
 /* Loads 8 elements of 1, 2 or 4 bytes, packed as in memory. The elements are aligned to their size. */
 KOPT_CUDA_FN_ void kopt_cuda_load_octet_(int wide, uint32_t *packed, const kopt_byte_ *p, size_t size) {
     size_t i;
-    if (wide || (KOPT_ADDRESS_(p) & (size == 1 ? 7 : 15)) == 0) {
+    if (wide || ((uintptr_t)p & (size == 1 ? 7 : 15)) == 0) {
         kopt_cuda_load_words_(packed, p, 8 * size);
-    } else if (size == 4 || (KOPT_ADDRESS_(p) & 3) == 0) {
+    } else if (size == 4 || ((uintptr_t)p & 3) == 0) {
         KOPT_UNROLL_
         for (i = 0; i < 2 * size; i++) packed[i] = kopt_cuda_load_one_as_(1, p + 4 * i, 4);
     } else {
         KOPT_UNROLL_
         for (i = 0; i < 8; i++)
-            kopt_cuda_insert_(packed, size, KOPT_CAST_(int, i), kopt_cuda_load_one_as_(1, p + i * size, size));
+            kopt_cuda_insert_(packed, size, (int)i, kopt_cuda_load_one_as_(1, p + i * size, size));
     }
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_store_octet_(int wide, kopt_byte_ *p, size_t size, const uint32_t *packed) {
     size_t i;
-    if (wide || (KOPT_ADDRESS_(p) & (size == 1 ? 7 : 15)) == 0) {
+    if (wide || ((uintptr_t)p & (size == 1 ? 7 : 15)) == 0) {
         kopt_cuda_store_words_(p, packed, 8 * size);
-    } else if (size == 4 || (KOPT_ADDRESS_(p) & 3) == 0) {
+    } else if (size == 4 || ((uintptr_t)p & 3) == 0) {
         KOPT_UNROLL_
         for (i = 0; i < 2 * size; i++) kopt_cuda_store_one_as_(1, p + 4 * i, 4, packed[i]);
     } else {
         KOPT_UNROLL_
         for (i = 0; i < 8; i++)
-            kopt_cuda_store_one_as_(1, p + i * size, size, kopt_cuda_extract_(packed, size, KOPT_CAST_(int, i)));
+            kopt_cuda_store_one_as_(1, p + i * size, size, kopt_cuda_extract_(packed, size, (int)i));
     }
 }
 
@@ -692,7 +692,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_copy_(const kopt_cuda_tensor_ *t, uint64_t i,
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         kopt_cuda_insert_(copy, 2, q,
-                          kopt_round_nearest16_cuda_(kopt_as_f32_(weight[q]), KOPT_CAST_(kopt_format, t->copy_format)));
+                          kopt_round_nearest16_cuda_(kopt_as_f32_(weight[q]), (kopt_format)t->copy_format));
     kopt_cuda_store_octet_(0, t->copy + i * 2, 2, copy);
 }
 
@@ -844,7 +844,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const kopt_vf32_oc
 KOPT_CUDA_FN_ float kopt_cuda_step_element_(kopt_kind_ kind, const kopt_scalars_cuda_ *k, kopt_element_cuda_ *e,
                                             uint32_t r) {
     float compensation, y;
-    const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &compensation, KOPT_NULL_);
+    const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &compensation, NULL);
     const float x = kopt_direction_cuda_(kind, k, w, compensation, e, r, &y);
     return kopt_commit_element_cuda_(kind, k, kopt_rule_function_cuda_(kind, k, x, y), w, compensation, e, r, k->sync);
 }
@@ -873,9 +873,9 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     KOPT_UNROLL_
     for (m = 0; m < 4; m++) {
         e.moment[m] = 0;
-        if (m < kind.moment_count && b == KOPT_NULL_)
+        if (m < kind.moment_count && b == NULL)
             e.moment[m] = kopt_cuda_load_one_(t->moment[m] + i * moment_size, moment_size);
-        if (m < kind.moment_count && b != KOPT_NULL_)
+        if (m < kind.moment_count && b != NULL)
             e.moment[m] =
                 kopt_cuda_moment_(kind.rule, m, kopt_cuda_load_one_(t->moment[m] + i, 1), kopt_cuda_scale_(t, m, i, 0));
     }
@@ -891,9 +891,9 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     if (!k.moments_only) {
         kopt_cuda_store_one_(t->weight + i * weight_size, weight_size, e.weight);
         if (residual_size != 0) kopt_cuda_store_one_(t->residual + i * residual_size, residual_size, e.residual);
-        if (copies && t->copy != KOPT_NULL_)
+        if (copies && t->copy != NULL)
             kopt_cuda_store_one_(t->copy + i * copy_size, copy_size,
-                                 kopt_encode_copy_cuda_(kind, &e, KOPT_CAST_(kopt_format, t->copy_format)));
+                                 kopt_encode_copy_cuda_(kind, &e, (kopt_format)t->copy_format));
         if (k.sync) kopt_cuda_store_one_(t->slow + i * weight_size, weight_size, e.weight);
         if (k.sync && residual_size != 0)
             kopt_cuda_store_one_(t->slow_residual + i * residual_size, residual_size, e.residual);
@@ -901,7 +901,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
         if (m < kind.moment_count) {
-            if (b == KOPT_NULL_)
+            if (b == NULL)
                 kopt_cuda_store_one_(t->moment[m] + i * moment_size, moment_size, e.moment[m]);
             else
                 kopt_cuda_store_slot_(b, m, i, e.moment[m]);
@@ -911,7 +911,7 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
 
 /* Position x relative to the first position of a task, clamped to 0 .. width. */
 KOPT_CUDA_FN_ int kopt_cuda_clamp_(uint64_t x, uint64_t from, int width) {
-    return x <= from ? 0 : x - from < KOPT_CAST_(uint64_t, width) ? KOPT_CAST_(int, x - from) : width;
+    return x <= from ? 0 : x - from < (uint64_t)width ? (int)(x - from) : width;
 }
 
 /* The kind of a step: the constants of a kernel, and where a constant is negative, the options of the optimizer. 8-bit
@@ -920,10 +920,10 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
                                          int rounding) {
     kopt_kind_ kind;
     kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* as in kopt_kind_of_() */
-    kind.weight = weight < 0 ? s->weight_format : KOPT_CAST_(kopt_format, weight);
-    kind.grad = KOPT_CAST_(kopt_format, t->grad_format);
-    kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : KOPT_CAST_(kopt_format, moment);
-    kind.rounding = rounding < 0 ? s->rounding : KOPT_CAST_(kopt_rounding, rounding);
+    kind.weight = weight < 0 ? s->weight_format : (kopt_format)weight;
+    kind.grad = (kopt_format)t->grad_format;
+    kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : (kopt_format)moment;
+    kind.rounding = rounding < 0 ? s->rounding : (kopt_rounding)rounding;
     kind.moment_rounding = s->moment_rounding;
     kind.compensation_rounding = s->compensation_rounding;
     kind.moment_count = s->moment_count;
@@ -956,10 +956,10 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
    always count: a pointer that may be NULL would keep the counts out of registers. */
 KOPT_CUDA_FN_ void kopt_cuda_add_counts_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
     uint32_t wanted, still, stuck;
-    if (t->counts == KOPT_NULL_) return;
-    wanted = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->wanted));
-    still = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->still));
-    stuck = kopt_cuda_warp_sum_(KOPT_CAST_(uint32_t, counts->stuck));
+    if (t->counts == NULL) return;
+    wanted = kopt_cuda_warp_sum_((uint32_t)counts->wanted);
+    still = kopt_cuda_warp_sum_((uint32_t)counts->still);
+    stuck = kopt_cuda_warp_sum_((uint32_t)counts->stuck);
     if (lane != 0) return;
     if (wanted != 0) kopt_cuda_add_(&t->counts->wanted, wanted);
     if (still != 0) kopt_cuda_add_(&t->counts->still, still);
@@ -975,7 +975,7 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
         kopt_scalars_octet_ k;
     } local;
     size_t i;
-    kopt_cuda_load_words_(local.words, KOPT_CONST_POINTER_(const kopt_byte_ *, &g->k), 64); /* all that octets use */
+    kopt_cuda_load_words_(local.words, (const kopt_byte_ *)(&g->k), 64); /* all that octets use */
     KOPT_UNROLL_
     for (i = 16; i < sizeof local.words / 4; i++) local.words[i] = 0;
     local.k.rate = kopt_mul_octet_(local.k.rate, kopt_as_u32_(t->rate_scale));
@@ -1048,11 +1048,11 @@ KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_arguments_ *a, uint32
         kopt_cuda_store_arrays_(1, &x, t, kind, i, g->k.moments_only);
     else
         kopt_cuda_store_arrays_(0, &x, t, kind, i, g->k.moments_only);
-    if (copies && t->copy != KOPT_NULL_ && !g->k.moments_only) kopt_cuda_store_copy_(t, i, x.weight);
+    if (copies && t->copy != NULL && !g->k.moments_only) kopt_cuda_store_copy_(t, i, x.weight);
     if (g->k.zero_grad) {
         const size_t size = t->grad_format == KOPT_F32 ? 4 : 2;
         KOPT_ROLL_
-        for (q = 0; q < 8; q++) kopt_cuda_store_one_as_(1, t->grad + (i + KOPT_CAST_(uint64_t, q)) * size, size, 0);
+        for (q = 0; q < 8; q++) kopt_cuda_store_one_as_(1, t->grad + (i + (uint64_t)q) * size, size, 0);
     }
     return 1;
 }
@@ -1079,7 +1079,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_slowly_(const kopt_cuda_tensor_ *t, cons
         if (position - t->pad < kopt_cuda_n_(t)) {
             const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding);
             const uint32_t r = kopt_needs_random_(kind) ? kopt_cuda_step_random_(t, g, position - t->pad) : 0;
-            kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad, r, &counts, KOPT_NULL_);
+            kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad, r, &counts, NULL);
         }
     }
 }
@@ -1087,7 +1087,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_octet_slowly_(const kopt_cuda_tensor_ *t, cons
 /* The position of the first element of an octet of a lane. Octets 2 * k and 2 * k + 1 share a Philox block. */
 KOPT_CUDA_FN_ uint64_t kopt_cuda_position_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
                                            uint32_t lane, uint32_t octet) {
-    return KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width +
+    return (uint64_t)(a->first + task - t->first_task) * a->width +
            ((octet >> 1) * KOPT_WARP_STRIDE_ + (octet & 1) * 128 + (lane >> 4) * 256 + (lane & 15) * 8);
 }
 
@@ -1119,7 +1119,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
                 }
                 if (position - t->pad >= t->complete ||
                     !kopt_cuda_step_complete_(a, index, weight, moment, rounding, position - t->pad, w, copies,
-                                              KOPT_NULL_))
+                                              NULL))
                     left |= 1u << octet;
             }
             for (octet = 0; left >> octet != 0; octet++)
@@ -1129,16 +1129,16 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
                                                  kopt_cuda_position_(a, t, task, lane, octet), copies);
                 }
         } else {
-            const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-            const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
+            const uint64_t from = (uint64_t)(a->first + task - t->first_task) * a->width;
+            const int limit = kopt_cuda_clamp_(t->end, from, (int)a->width);
             const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
             uint32_t x = lane;
-            if (from < t->pad) x += KOPT_CAST_(uint32_t, (t->pad - from + 31 - lane) & ~KOPT_CAST_(uint64_t, 31));
-            for (; KOPT_CAST_(int, x) < limit; x += 32) {
+            if (from < t->pad) x += (uint32_t)(t->pad - from + 31 - lane) & ~(uint64_t)31;
+            for (; (int)x < limit; x += 32) {
                 const uint64_t position = from + x;
                 kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad,
-                                   random ? kopt_cuda_random_one_(&key, t->first + position) : 0, &counts, KOPT_NULL_);
+                                   random ? kopt_cuda_random_one_(&key, t->first + position) : 0, &counts, NULL);
             }
             kopt_cuda_add_counts_(t, &counts, lane);
         }
@@ -1176,7 +1176,7 @@ KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_tensor_ *t, const kopt
                                  kopt_cuda_encode_(kopt_as_f32_(*kopt_cuda_slot_(b, m, i)),
                                                    kopt_scale_q8_(b->largest[m], square), square,
                                                    kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
-                                                   KOPT_RANDOM_STORE(r, KOPT_CAST_(uint32_t, m) + 1)));
+                                                   KOPT_RANDOM_STORE(r, (uint32_t)m + 1)));
         }
     }
 }
@@ -1207,7 +1207,7 @@ KOPT_CUDA_FN_ void kopt_cuda_encode_octets_(uint32_t codes[2][2], const kopt_vf3
             uint32_t u[2], both;
             KOPT_UNROLL_
             for (half = 0; half < 2; half++) {
-                const uint32_t number = r.number[half] + (KOPT_CAST_(uint32_t, m) + 1) * r.stride[half];
+                const uint32_t number = r.number[half] + ((uint32_t)m + 1) * r.stride[half];
                 u[half] = kopt_encode_q8_octet_(kopt_mul_octet_(moment[m][q + half], inverse[m]), square,
                                                 stochastic ? number & 0xFFFFu : 0x8000u);
             }
@@ -1246,8 +1246,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
         const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[a->first + task];
         const kopt_cuda_group_ *const g = a->groups + t->group;
         const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, KOPT_Q8, rounding);
-        const uint64_t from = KOPT_CAST_(uint64_t, a->first + task - t->first_task) * a->width;
-        const int limit = kopt_cuda_clamp_(t->end, from, KOPT_CAST_(int, a->width));
+        const uint64_t from = (uint64_t)(a->first + task - t->first_task) * a->width;
+        const int limit = kopt_cuda_clamp_(t->end, from, (int)a->width);
         const int random = kind.moment_rounding == KOPT_STOCHASTIC || kopt_needs_random_(kind);
         const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
         kopt_counts counts = {0, 0, 0};
@@ -1256,8 +1256,8 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
         int x, m;
         KOPT_ROLL_
         for (x = 0; x < limit; x += 256) {
-            const uint32_t n = KOPT_CAST_(uint32_t, limit - x < 256 ? limit - x : 256);
-            const uint64_t i = from + KOPT_CAST_(uint64_t, x) + 8 * lane, e = t->first + i;
+            const uint32_t n = (uint32_t)(limit - x < 256 ? limit - x : 256);
+            const uint64_t i = from + (uint64_t)x + 8 * lane, e = t->first + i;
             const uint32_t multiplier = kopt_random_multiplier_(e);
             /* is the lane's octet complete, and has it one Philox block? If not, lane by lane, 8 elements one by one */
             const int octet = weight >= 0 && i < t->complete && (e & 7) == 0;
@@ -1268,7 +1268,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_
             int done = 0;
             kopt_cuda_block_ b;
             b.slots = slots;
-            b.first = from + KOPT_CAST_(uint64_t, x);
+            b.first = from + (uint64_t)x;
             b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
             __syncwarp(); /* all lanes are done with the previous block */
             if (octet) {
@@ -1368,7 +1368,7 @@ typedef struct kopt_cuda_shared_ {
 
 /* As kopt_clip_coefficient(), for a known norm: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
 KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, double grad_scale) {
-    const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~(KOPT_CAST_(uint64_t, 1) << 63));
+    const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63));
     const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), KOPT_1E_MINUS_6_));
     return kopt_less64_(clip, 1) ? clip : 1;
 }
@@ -1387,35 +1387,35 @@ KOPT_CUDA_FN_ double kopt_cuda_norm_root_(const kopt_norm *norm, uint32_t lane) 
     uint32_t limbs, below[4], top, shift, i;
     int64_t remainder;
     double estimate;
-    if (norm->nonfinite != 0) return kopt_bits_to_f64_(KOPT_CAST_(uint64_t, 0x7FF) << 52);
+    if (norm->nonfinite != 0) return kopt_bits_to_f64_((uint64_t)0x7FF << 52);
     while (__any_sync(all, lane < 19 && digit >> 32 != 0)) { /* propagate carries */
-        const uint32_t carry = lane < 19 ? KOPT_CAST_(uint32_t, digit >> 32) : 0;
+        const uint32_t carry = lane < 19 ? (uint32_t)(digit >> 32) : 0;
         if (lane < 19) digit &= 0xFFFFFFFFu;
         digit += __shfl_sync(all, carry, (lane + 31) & 31);
     }
     limbs = __ballot_sync(all, digit != 0);
     if (limbs == 0) return 0;
-    top = 31 - KOPT_CAST_(uint32_t, __clz(KOPT_CAST_(int, limbs)));
-    a = __shfl_sync(all, KOPT_CAST_(unsigned long long, digit), KOPT_CAST_(int, top));
+    top = 31 - (uint32_t)(__clz((int)limbs));
+    a = __shfl_sync(all, (unsigned long long)digit, (int)top);
     KOPT_UNROLL_
     for (i = 0; i < 4; i++) /* lanes 28 to 31 have 0 */
-        below[i] = __shfl_sync(all, KOPT_CAST_(uint32_t, digit & 0xFFFFFFFFu), (top + 31 - i) & 31);
+        below[i] = __shfl_sync(all, (uint32_t)(digit & 0xFFFFFFFFu), (top + 31 - i) & 31);
     limbs &= top > 4 ? (1u << (top - 4)) - 1 : 0; /* those that follow */
-    b = KOPT_CAST_(uint64_t, below[0]) << 32 | below[1];
-    c = KOPT_CAST_(uint64_t, below[2]) << 32 | below[3];
+    b = (uint64_t)below[0] << 32 | below[1];
+    c = (uint64_t)below[2] << 32 | below[3];
     /* Left-justify the pairs of bits. The first 54 pairs, 108 bits, determine 54 bits of the root. */
-    shift = KOPT_CAST_(uint32_t, __clzll(KOPT_CAST_(long long, a))) & ~1u;
+    shift = (uint32_t)(__clzll((long long)a)) & ~1u;
     high = a << shift | b >> 1 >> (63 - shift);
     low = b << shift | c >> 1 >> (63 - shift);
     asm("{ .reg .f64 x; cvt.rn.f64.u64 x, %1; sqrt.rn.f64 %0, x; }" : "=d"(estimate) : "l"(high));
     estimate = kopt_mul64_(estimate, 4194304);
     asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(root) : "d"(estimate));
-    remainder = KOPT_CAST_(int64_t, (high << 44 | low >> 20) - root * root); /* below 2^58: the high bits cancel */
-    while (remainder < 0) remainder += KOPT_CAST_(int64_t, 2 * --root + 1);
-    while (remainder > KOPT_CAST_(int64_t, 2 * root)) remainder -= KOPT_CAST_(int64_t, 2 * root++ + 1);
+    remainder = (int64_t)((high << 44 | low >> 20) - root * root); /* below 2^58: the high bits cancel */
+    while (remainder < 0) remainder += (int64_t)(2 * --root + 1);
+    while (remainder > (int64_t)(2 * root)) remainder -= (int64_t)(2 * root++ + 1);
     i = remainder != 0 || (low & 0xFFFFFu) != 0 || c << shift != 0 || limbs != 0; /* is the root inexact? */
     root = (root >> 1) + ((root & 1u) != 0 && (i != 0 || (root & 2u) != 0));
-    return kopt_bits_to_f64_((KOPT_CAST_(uint64_t, 16 * top + 32 - shift / 2 + 872) << 52) + root);
+    return kopt_bits_to_f64_(((uint64_t)(16 * top + 32 - shift / 2 + 872) << 52) + root);
 }
 
 /* By all lanes of one warp. */
@@ -1429,7 +1429,7 @@ KOPT_CUDA_FN_ void kopt_cuda_share_(kopt_cuda_control_ *c, uint32_t lane, kopt_c
     shared->norm = norm;
     shared->result = needs_stats && !ready ? KOPT_ERROR_STEP : KOPT_OK;
     shared->skip =
-        (needs_stats && nonfinite) || (found_inf != KOPT_NULL_ && (kopt_as_u32_(*found_inf) & 0x7FFFFFFFu) != 0);
+        (needs_stats && nonfinite) || (found_inf != NULL && (kopt_as_u32_(*found_inf) & 0x7FFFFFFFu) != 0);
     if (needs_stats) c->status.norm = norm;
     c->ready = 0;
 }
@@ -1444,7 +1444,7 @@ KOPT_CUDA_FN_ kopt_optimizer kopt_cuda_load_optimizer_(const kopt_cuda_group_ *g
     size_t i;
     KOPT_UNROLL_
     for (i = 0; i < sizeof local; i += BYTES)
-        kopt_cuda_load_words_(local.words + i / 4, KOPT_CONST_POINTER_(const kopt_byte_ *, &group->opt) + i, BYTES);
+        kopt_cuda_load_words_(local.words + i / 4, (const kopt_byte_ *)(&group->opt) + i, BYTES);
     return local.opt;
 }
 
@@ -1453,11 +1453,11 @@ KOPT_CUDA_FN_ kopt_optimizer kopt_cuda_load_optimizer_(const kopt_cuda_group_ *g
 KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimizer *opt, kopt_step *s) {
     const double clip = opt->clip;
     int valid = 1;
-    if (options->lr != KOPT_NULL_) {
+    if (options->lr != NULL) {
         opt->lr = kopt_cuda_read_(options->lr);
         valid = kopt_within_(opt->lr, 0, KOPT_3E38_);
     }
-    if (options->loss_scale != KOPT_NULL_)
+    if (options->loss_scale != NULL)
         opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_read_(options->loss_scale));
     if (options->max_norm > 0) opt->clip = 0;
     kopt_copy_options_(opt, s);
@@ -1520,7 +1520,7 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
         uint32_t result = shared->result;
         for (g = 0; failed && shared->skip == 0 && g < count; g++)
             if (groups[g].result != KOPT_OK) result = groups[g].result;
-        c->skip = c->status.skipped = KOPT_CAST_(uint32_t, skip);
+        c->skip = c->status.skipped = (uint32_t)skip;
         c->status.result = result;
         kopt_cuda_add_(skip ? &c->status.skips : &c->status.steps, 1);
     }
@@ -1537,7 +1537,7 @@ KOPT_CUDA_FN_ int kopt_cuda_is16_(uint32_t all) { return all == KOPT_BF16 || all
 
 /* The address in shared memory of a lane's slot in bin 0. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_column_(const uint32_t *slots, uint32_t lane, uint32_t all) {
-    return KOPT_CAST_(uint32_t, __cvta_generic_to_shared(slots)) + 4 * (kopt_cuda_is16_(all) ? lane : lane & 15);
+    return (uint32_t)(__cvta_generic_to_shared(slots)) + 4 * (kopt_cuda_is16_(all) ? lane : lane & 15);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t address, uint32_t x) {
@@ -1564,13 +1564,13 @@ KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t column, uint32_t x, uint32_t
 KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t column, uint32_t x, int finite) {
     const uint32_t exponent = x & 0x7F800000u, address = column + (exponent >> 17); /* 64 bytes per bin */
     const uint32_t digits = kopt_cuda_and_or_(x, 0x007FFFFFu, min(exponent, 0x00800000u));
-    const uint64_t square = KOPT_CAST_(uint64_t, digits) * digits;
+    const uint64_t square = (uint64_t)digits * digits;
     if (!finite && exponent == 0x7F800000u) {
         kopt_cuda_add_slot_(address, 1);
         return;
     }
-    kopt_cuda_add_slot_(address, KOPT_CAST_(uint32_t, square >> 24));
-    kopt_cuda_add_slot_(address + 256 * 64, KOPT_CAST_(uint32_t, square) & 0xFFFFFFu);
+    kopt_cuda_add_slot_(address, (uint32_t)(square >> 24));
+    kopt_cuda_add_slot_(address + 256 * 64, (uint32_t)square & 0xFFFFFFu);
 }
 
 /* A gradient of any format, as stored. */
@@ -1623,8 +1623,8 @@ KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, const uint32_t x[8]) 
 KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t column,
                                          uint32_t all) {
     const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[task];
-    const uint64_t from = KOPT_CAST_(uint64_t, task - t->first_task) * a->width;
-    const kopt_format format = KOPT_CAST_(kopt_format, kopt_cuda_is16_(all) ? all : t->grad_format);
+    const uint64_t from = (uint64_t)(task - t->first_task) * a->width;
+    const kopt_format format = (kopt_format)(kopt_cuda_is16_(all) ? all : t->grad_format);
     const size_t size = kopt_bytes_of_(format);
     const uint64_t n = t->end - t->pad, complete = t->natural ? t->complete : 0;
     uint32_t x, half, q;
@@ -1642,7 +1642,7 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
                 }
                 KOPT_UNROLL_
                 for (q = 0; q < 8; q++)
-                    kopt_cuda_add_square_(column, kopt_cuda_extract_(packed, 2, KOPT_CAST_(int, q)), format, all);
+                    kopt_cuda_add_square_(column, kopt_cuda_extract_(packed, 2, (int)q), format, all);
             } else if (i < complete) {
                 kopt_cuda_load_octet_(0, packed, t->grad + i * 4, 4);
                 kopt_cuda_add_octet32_(column, packed);
@@ -1676,7 +1676,7 @@ KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_
             uint4 *const slot = bin + ((i + thread) & (fours - 1));
             const uint4 x = *slot;
             *slot = make_uint4(0, 0, 0, 0);
-            sums[part] += KOPT_CAST_(uint64_t, x.x) + x.y + (KOPT_CAST_(uint64_t, x.z) + x.w);
+            sums[part] += (uint64_t)x.x + x.y + ((uint64_t)x.z + x.w);
         }
     }
 }
@@ -1820,8 +1820,8 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
                                            uint32_t column) {
     const kopt_cuda_tensor_ *t = a->tensors + a->rounds[round];
     const kopt_cuda_group_ *g = a->groups + t->group;
-    const uint64_t n = t->end - t->pad, from = KOPT_CAST_(uint64_t, round - t->first_round) * KOPT_ROUND_;
-    uint64_t i = from + (thread >> 5) * KOPT_CAST_(uint64_t, KOPT_WARP_STRIDE_) + 8 * (thread & 31);
+    const uint64_t n = t->end - t->pad, from = (uint64_t)(round - t->first_round) * KOPT_ROUND_;
+    uint64_t i = from + (thread >> 5) * (uint64_t)KOPT_WARP_STRIDE_ + 8 * (thread & 31);
     uint32_t half, q;
     if (from == 0 && thread == 0) a->ratios[t->ratio_plus_1 - 1].n = n;
     KOPT_ROLL_
@@ -1872,7 +1872,7 @@ KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t ind
 /* Converts x. If stochastic, r is a 16-bit random number. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_converted_(float x, kopt_format to, int stochastic, uint32_t r) {
     if (to == KOPT_F32) return kopt_as_u32_(x); /* tested first, so that nvcc tests it once for 8 elements */
-    return stochastic ? kopt_round_stochastic_cuda_(x, to, r, KOPT_NULL_) >> 16 : kopt_convert_value_cuda_(x, to);
+    return stochastic ? kopt_round_stochastic_cuda_(x, to, r, NULL) >> 16 : kopt_convert_value_cuda_(x, to);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
@@ -1926,15 +1926,15 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
     const size_t size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const sums = KOPT_CAST_(kopt_byte_ *, k->a.sum), *const residuals =
-                                                                     KOPT_CAST_(kopt_byte_ *, k->a.residual);
+    kopt_byte_ *const sums = (kopt_byte_ *)k->a.sum, *const residuals =
+                                                                     (kopt_byte_ *)k->a.residual;
     uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, residual_words[4] = {0, 0, 0, 0}, grad[8],
              r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     uint32_t new_sum[8], new_residual[4];
     uint32_t count = k->a.count, step = k->a.step;
     kopt_scalars_cuda_ scalars;
     int q;
-    if (k->counts != KOPT_NULL_) {
+    if (k->counts != NULL) {
         count = k->counts[0];
         step = k->counts[1] + 1;
         if (step == 0 || count == 0xFFFFFFFFu) return;
@@ -1972,18 +1972,18 @@ KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, k
     const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
     const size_t size = kopt_bytes_of_(kind.weight),
                  residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const kopt_byte_ *const residuals = KOPT_CAST_(const kopt_byte_ *, k->a.residual);
-    const int empty = (k->counts != KOPT_NULL_ ? k->counts[0] : k->a.count) == 0;
+    const kopt_byte_ *const residuals = (const kopt_byte_ *)k->a.residual;
+    const int empty = (k->counts != NULL ? k->counts[0] : k->a.count) == 0;
     uint32_t sum[8], residual_words[4] = {0, 0, 0, 0}, out[8];
     int q;
-    kopt_cuda_load_part_(sum, KOPT_CAST_(const kopt_byte_ *, k->a.sum), size, p);
+    kopt_cuda_load_part_(sum, (const kopt_byte_ *)k->a.sum, size, p);
     if (residual_size == 1) kopt_cuda_load_part_(residual_words, residuals, 1, p);
     if (residual_size == 2) kopt_cuda_load_part_(residual_words, residuals, 2, p);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
         const uint32_t residual = kopt_cuda_extract_signed_(residual_words, residual_size == 1 ? 1 : 2, q);
         float compensation, x;
-        x = kopt_load_weight_cuda_(kind, kopt_cuda_extract_(sum, size, q), residual, &compensation, KOPT_NULL_);
+        x = kopt_load_weight_cuda_(kind, kopt_cuda_extract_(sum, size, q), residual, &compensation, NULL);
         if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, compensation);
         out[q] = empty ? 0 : kopt_as_u32_(x);
     }
@@ -2010,16 +2010,16 @@ typedef struct kopt_cuda_map_ {
         uint32_t in[8], in2[8], out[8], out2[8];                                                    \
         int q;                                                                                      \
         kopt_cuda_load_part_(in, k->x, 4, p);                                                       \
-        if (k->y != KOPT_NULL_) kopt_cuda_load_part_(in2, k->y, 4, p);                              \
+        if (k->y != NULL) kopt_cuda_load_part_(in2, k->y, 4, p);                              \
         KOPT_UNROLL_                                                                                \
         for (q = 0; q < 8; q++) {                                                                   \
             const float x = kopt_as_f32_(in[q]);                                                    \
-            float y = k->y != KOPT_NULL_ ? kopt_as_f32_(in2[q]) : 0;                                \
+            float y = k->y != NULL ? kopt_as_f32_(in2[q]) : 0;                                \
             out[q] = kopt_as_u32_(formula);                                                         \
             out2[q] = kopt_as_u32_(y);                                                              \
         }                                                                                           \
         kopt_cuda_store_part_(k->out, 4, p, out);                                                   \
-        if (k->out2 != KOPT_NULL_) kopt_cuda_store_part_(k->out2, 4, p, out2);                      \
+        if (k->out2 != NULL) kopt_cuda_store_part_(k->out2, 4, p, out2);                      \
     }
 KOPT_CUDA_FLOATS_(exp, kopt_vmath_exp_cuda_(x, 0))
 KOPT_CUDA_FLOATS_(log, kopt_vmath_log_cuda_(x))
@@ -2053,11 +2053,11 @@ KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_map_ *k, kopt_cuda_part_
     uint32_t x[4], y[4] = {0, 0, 0, 0};
     int q;
     kopt_cuda_load_part_(x, k->arrays.x, 2, p);
-    if (k->arrays.y != KOPT_NULL_) kopt_cuda_load_part_(y, k->arrays.y, 2, p);
+    if (k->arrays.y != NULL) kopt_cuda_load_part_(y, k->arrays.y, 2, p);
     KOPT_ROLL_
     for (q = 0; q < 8; q++) {
         uint32_t z = kopt_cuda_mapped_(k, x[0] & 0xFFFFu);
-        if (k->arrays.y != KOPT_NULL_)
+        if (k->arrays.y != NULL)
             z = kopt_round_nearest16_cuda_(
                 kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)), k->format);
         x[0] = x[0] >> 16 | x[1] << 16;
@@ -2098,16 +2098,16 @@ KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_lane_part_(const kopt_cuda_packing_ *b, 
     kopt_cuda_part_ p;
     p.i = b->first + 8 * lane;
     p.skip = 0;
-    p.n = KOPT_CAST_(int, b->n) - KOPT_CAST_(int, 8 * lane);
+    p.n = (int)b->n - (int)(8 * lane);
     if (p.n > 8) p.n = 8;
     return p;
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_cuda_packing_ *b, uint32_t lane) {
     const size_t size = kopt_bytes_of_(k->grad_format), residual_size = kopt_bytes_of_(k->c.residual_format);
-    const kopt_byte_ *const residual = KOPT_CAST_(const kopt_byte_ *, k->c.residual);
+    const kopt_byte_ *const residual = (const kopt_byte_ *)k->c.residual;
     const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
-    const int feedback = residual != KOPT_NULL_ && b->step > 1;
+    const int feedback = residual != NULL && b->step > 1;
     uint32_t grad[8], residual_words[8];
     float x[8];
     int q;
@@ -2124,7 +2124,7 @@ KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_
     }
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) { /* elements outside of the part are 0 */
-        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), u = kopt_as_u32_(kopt_canonical_nan_(x[q]));
+        const uint32_t p = 8 * lane + (uint32_t)q, u = kopt_as_u32_(kopt_canonical_nan_(x[q]));
         b->slots[p + (p >> 5)] = u;
         if ((u & 0x7FFFFFFFu) > b->largest) b->largest = u & 0x7FFFFFFFu;
     }
@@ -2144,8 +2144,8 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     const kopt_philox_key_ residual_key = kopt_make_philox_key_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
     const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
     const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
-    kopt_byte_ *const to = k->out + kopt_code_bytes_(k->c.code, KOPT_CAST_(size_t, b->first));
-    kopt_byte_ *const residual = KOPT_CAST_(kopt_byte_ *, k->c.residual);
+    kopt_byte_ *const to = k->out + kopt_code_bytes_(k->c.code, (size_t)b->first);
+    kopt_byte_ *const residual = (kopt_byte_ *)k->c.residual;
     const size_t residual_size = kopt_bytes_of_(k->c.residual_format);
     const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
     kopt_cuda_part_ of_block = part; /* the same part; i relative to the block */
@@ -2157,10 +2157,10 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
     if (part.n <= 0) return;
     of_block.i = 8 * lane;
     if (stochastic) kopt_cuda_random_octet_(r, &key, k->c.first_index + part.i);
-    if (noisy && residual != KOPT_NULL_) kopt_cuda_random_octet_(residual_r, &residual_key, k->c.first_index + part.i);
+    if (noisy && residual != NULL) kopt_cuda_random_octet_(residual_r, &residual_key, k->c.first_index + part.i);
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) {
-        const uint32_t p = 8 * lane + KOPT_CAST_(uint32_t, q), random16 = r[q] & 0xFFFFu;
+        const uint32_t p = 8 * lane + (uint32_t)q, random16 = r[q] & 0xFFFFu;
         const float x = kopt_as_f32_(b->slots[p + (p >> 5)]);
         uint32_t code;
         float y;
@@ -2187,17 +2187,17 @@ KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const k
         kopt_cuda_store_part_(to + 4, 1, of_block, codes);
     else
         kopt_cuda_store_part_(to, 2, of_block, codes);
-    if (residual != KOPT_NULL_) kopt_cuda_store_part_(residual, residual_size, part, new_residual);
+    if (residual != NULL) kopt_cuda_store_part_(residual, residual_size, part, new_residual);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
                                               uint32_t lane, uint32_t *slots) {
     kopt_cuda_packing_ b;
     b.slots = slots;
-    b.step = k->steps == KOPT_NULL_ ? k->c.step : *k->steps + 1;
+    b.step = k->steps == NULL ? k->c.step : *k->steps + 1;
     if (b.step == 0) return; /* the count is at its limit */
     for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
-        b.n = k->c.n - b.first < 256 ? KOPT_CAST_(uint32_t, k->c.n - b.first) : 256;
+        b.n = k->c.n - b.first < 256 ? (uint32_t)(k->c.n - b.first) : 256;
         b.largest = 0;
         __syncwarp(); /* all lanes are done with the previous block */
         kopt_cuda_gather_lane_(k, &b, lane);
@@ -2338,7 +2338,7 @@ KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
 /* The pad of an array (see kopt_cuda_part_of_) with which every octet but the first begins at a multiple of 8 elements
    in memory. 0 if the elements are not aligned to their size. */
 static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
-    return KOPT_ADDRESS_(p) % size != 0 ? 0 : KOPT_CAST_(uint32_t, KOPT_ADDRESS_(p) / size % 8);
+    return (uintptr_t)p % size != 0 ? 0 : (uint32_t)((uintptr_t)p / size % 8);
 }
 
 /* Numbers of the kernels that are not in the lists above. A launch of them has no more thread blocks than the GPU runs
@@ -2521,7 +2521,7 @@ static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *s
     if (k->c.n != 0)
         result = kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_compress_kernel_),
                                    kopt_cuda_blocks_for_(k->c.n), KOPT_THREADS_, arguments, stream);
-    if (result != KOPT_OK || k->steps == KOPT_NULL_) return result;
+    if (result != KOPT_OK || k->steps == NULL) return result;
     return kopt_cuda_launch_count_(k->steps, 1, stream);
 }
 
@@ -2552,7 +2552,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_init_weight_(const kopt_cuda_init_ *k, uint32_t
     *residual = 0;
     if (k->format == KOPT_F32) return bits;
     if (k->rounding == KOPT_EXACT || k->rounding == KOPT_COMPACT) {
-        u = kopt_extended_cuda_(x, k->format, KOPT_NULL_);
+        u = kopt_extended_cuda_(x, k->format, NULL);
         if (k->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
         *residual = k->rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
         u = (u + 0x8000u) >> 16;
@@ -2572,17 +2572,17 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_init_weight_(const kopt_cuda_init_ *k, uint32_t
 KOPT_CUDA_FN_ void kopt_cuda_init_element_(const kopt_cuda_init_ *k, uint64_t i) {
     const size_t size = kopt_bytes_of_(k->format);
     uint32_t weight, residual = 0;
-    if (k->weights != KOPT_NULL_) {
+    if (k->weights != NULL) {
         weight = kopt_cuda_init_weight_(k, kopt_cuda_load_one_(k->weights + 4 * i, 4), &residual);
         kopt_cuda_store_one_(k->weight + i * size, size, weight);
     } else {
         weight = kopt_cuda_load_one_(k->weight + i * size, size);
     }
-    if (k->residual != KOPT_NULL_) kopt_cuda_store_one_(k->residual + i * k->residual_size, k->residual_size, residual);
-    if (k->slow != KOPT_NULL_) kopt_cuda_store_one_(k->slow + i * size, size, weight);
-    if (k->slow_residual != KOPT_NULL_)
+    if (k->residual != NULL) kopt_cuda_store_one_(k->residual + i * k->residual_size, k->residual_size, residual);
+    if (k->slow != NULL) kopt_cuda_store_one_(k->slow + i * size, size, weight);
+    if (k->slow_residual != NULL)
         kopt_cuda_store_one_(k->slow_residual + i * k->residual_size, k->residual_size, residual);
-    if (k->copy != KOPT_NULL_) {
+    if (k->copy != NULL) {
         const size_t copy_size = kopt_bytes_of_(k->copy_format);
         kopt_cuda_store_one_(k->copy + i * copy_size, copy_size,
                              k->copy_format == k->format
@@ -2594,7 +2594,7 @@ KOPT_CUDA_FN_ void kopt_cuda_init_element_(const kopt_cuda_init_ *k, uint64_t i)
 static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(const kopt_cuda_init_ k) {
     const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;
     uint64_t i = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;
-    if (k.state != KOPT_NULL_ && i < KOPT_HEADER_ / 4) kopt_cuda_store_one_(k.state + 4 * i, 4, k.header[i]);
+    if (k.state != NULL && i < KOPT_HEADER_ / 4) kopt_cuda_store_one_(k.state + 4 * i, 4, k.header[i]);
     for (; i < k.n; i += all) kopt_cuda_init_element_(&k, i);
 }
 
@@ -2626,11 +2626,11 @@ static kopt_result kopt_cuda_refuse_capture_(void *stream) {
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
-static size_t kopt_cuda_align16_(size_t x) { return (x + 15) & ~KOPT_CAST_(size_t, 15); }
+static size_t kopt_cuda_align16_(size_t x) { return (x + 15) & ~(size_t)15; }
 
 /* Does a constant of a kernel fit this value? -1 fits every value. */
 static int kopt_cuda_matches_(int constant, unsigned value) {
-    return constant < 0 || KOPT_CAST_(unsigned, constant) == value;
+    return constant < 0 || (unsigned)constant == value;
 }
 
 /* Does the rule have specialized kernels? */
@@ -2649,9 +2649,9 @@ static int kopt_cuda_natural_(const kopt_optimizer *opt, const kopt_tensor *t) {
     /* The alignment that the state needs, with 8-bit moments that of their scales. */
     size_t state_size = residual_size > weight_size ? residual_size : weight_size;
     if (kopt_moments_(opt) > 0 && (opt->moment_format == KOPT_F32 || opt->moment_format == KOPT_Q8)) state_size = 4;
-    return KOPT_ADDRESS_(t->weight) % weight_size == 0 && KOPT_ADDRESS_(t->grad) % grad_size == 0 &&
-           KOPT_ADDRESS_(t->state) % state_size == 0 &&
-           (t->copy == KOPT_NULL_ || KOPT_ADDRESS_(t->copy) % copy_size == 0);
+    return (uintptr_t)t->weight % weight_size == 0 && (uintptr_t)t->grad % grad_size == 0 &&
+           (uintptr_t)t->state % state_size == 0 &&
+           (t->copy == NULL || (uintptr_t)t->copy % copy_size == 0);
 }
 
 /* The number of the first kernel that fits. */
@@ -2663,7 +2663,7 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
 #define KOPT_CUDA_FITS_(i, name, kernel_weight, kernel_moment, kernel_rounding, copies)                       \
     if (kopt_cuda_matches_(kernel_weight, opt->weight_format) && kopt_cuda_matches_(kernel_moment, moment) && \
         (kernel_moment == KOPT_Q8) == (moment == KOPT_Q8) && kopt_cuda_matches_(kernel_rounding, rounding) && \
-        (kernel_weight < 0 || (common && t->counts == KOPT_NULL_)) && (copies || t->copy == KOPT_NULL_))      \
+        (kernel_weight < 0 || (common && t->counts == NULL)) && (copies || t->copy == NULL))      \
         return i;
     KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
     KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
@@ -2677,12 +2677,12 @@ static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
     const kopt_result result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
 #ifdef KAHAN_OPT_VMATH
-    if (opt->vmath != KOPT_NULL_ &&
+    if (opt->vmath != NULL &&
         (opt->rule == KOPT_ADAM_ATAN2 || (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness))))
         return KOPT_ERROR_OPTION;
-    return KOPT_CAST_(int, opt->rule) > KOPT_ADAM_ATAN2 ? KOPT_ERROR_OPTION : KOPT_OK;
+    return (int)opt->rule > KOPT_ADAM_ATAN2 ? KOPT_ERROR_OPTION : KOPT_OK;
 #else
-    return KOPT_CAST_(int, opt->rule) > KOPT_EMA ? KOPT_ERROR_OPTION : KOPT_OK;
+    return (int)opt->rule > KOPT_EMA ? KOPT_ERROR_OPTION : KOPT_OK;
 #endif
 }
 
@@ -2693,12 +2693,12 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
     size_t g, i;
     *tensors = 0;
     *elements = 0;
-    if (groups == KOPT_NULL_ && count != 0) return KOPT_ERROR_NULL;
+    if (groups == NULL && count != 0) return KOPT_ERROR_NULL;
     for (g = 0; g < count; g++) {
-        const kopt_tensor *last = KOPT_NULL_; /* the last tensor of this group that has elements */
+        const kopt_tensor *last = NULL; /* the last tensor of this group that has elements */
         kopt_result result = kopt_cuda_check_options_(groups[g].opt);
         if (result != KOPT_OK) return result;
-        if (groups[g].tensors == KOPT_NULL_ && groups[g].count != 0) return KOPT_ERROR_NULL;
+        if (groups[g].tensors == NULL && groups[g].count != 0) return KOPT_ERROR_NULL;
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
             result = kopt_check_tensor_(t, groups[g].opt->weight_format);
@@ -2707,9 +2707,9 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
                                             kopt_layout_for_(groups[g].opt, t->n).total, 1);
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
-            if ((KOPT_ADDRESS_(t->counts) & 7) != 0 || kopt_as_u32_(t->stable_scale) != 0) return KOPT_ERROR_OPTION;
+            if (((uintptr_t)t->counts & 7) != 0 || kopt_as_u32_(t->stable_scale) != 0) return KOPT_ERROR_OPTION;
             if (t->n == 0) continue;
-            if (last != KOPT_NULL_ && !kopt_may_follow_(last, t)) return KOPT_ERROR_ID;
+            if (last != NULL && !kopt_may_follow_(last, t)) return KOPT_ERROR_ID;
             last = t;
             *elements += t->n;
         }
@@ -2722,7 +2722,7 @@ static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count,
 /* Is the array aligned for vector loads where its first complete octet begins, after `lead` elements? */
 static int kopt_cuda_aligned_(const void *p, size_t lead, size_t size) {
     const size_t octet = 8 * size < 16 ? 8 * size : 16;
-    return size == 0 || p == KOPT_NULL_ || (KOPT_ADDRESS_(p) + lead * size) % octet == 0;
+    return size == 0 || p == NULL || ((uintptr_t)p + lead * size) % octet == 0;
 }
 
 static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
@@ -2733,24 +2733,24 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     /* Codes need no alignment here: see kopt_cuda_wide_part_. */
     const size_t moment_size = blocks ? 0 : kopt_bytes_of_(opt->moment_format);
     int m;
-    kopt_byte_ *state = KOPT_CAST_(kopt_byte_ *, t->state);
-    size_t lead = KOPT_CAST_(size_t, (8 - (t->first_index & 7)) & 7);
-    d->weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    d->grad = KOPT_CAST_(kopt_byte_ *, t->grad);
-    d->residual = residual_size == 0 || state == KOPT_NULL_ ? KOPT_NULL_ : state + layout.residual;
-    for (m = 0; m < 4; m++) d->moment[m] = m >= moments || state == KOPT_NULL_ ? KOPT_NULL_ : state + layout.moment[m];
-    d->slow = state == KOPT_NULL_ ? KOPT_NULL_ : state + layout.slow;
-    d->slow_residual = state == KOPT_NULL_ ? KOPT_NULL_ : state + layout.slow_residual;
-    for (m = 0; m < 4; m++) d->scale[m] = KOPT_NULL_;
-    if (blocks && state != KOPT_NULL_)
+    kopt_byte_ *state = (kopt_byte_ *)t->state;
+    size_t lead = (size_t)((8 - (t->first_index & 7)) & 7);
+    d->weight = (kopt_byte_ *)t->weight;
+    d->grad = (kopt_byte_ *)t->grad;
+    d->residual = residual_size == 0 || state == NULL ? NULL : state + layout.residual;
+    for (m = 0; m < 4; m++) d->moment[m] = m >= moments || state == NULL ? NULL : state + layout.moment[m];
+    d->slow = state == NULL ? NULL : state + layout.slow;
+    d->slow_residual = state == NULL ? NULL : state + layout.slow_residual;
+    for (m = 0; m < 4; m++) d->scale[m] = NULL;
+    if (blocks && state != NULL)
         for (m = 0; m < moments; m++) d->scale[m] = state + layout.moment[m] + layout.scale;
     d->counts = t->counts;
     d->rate_scale = d->base_scale = kopt_rate_scale_(t);
     d->ratio_plus_1 = d->first_round = 0;
-    d->copy = KOPT_CAST_(kopt_byte_ *, t->copy);
+    d->copy = (kopt_byte_ *)t->copy;
     d->id = t->id;
-    d->grad_format = KOPT_CAST_(uint8_t, t->grad_format);
-    d->copy_format = KOPT_CAST_(uint8_t, t->copy == KOPT_NULL_ ? KOPT_F32 : t->copy_format);
+    d->grad_format = (uint8_t)t->grad_format;
+    d->copy_format = (uint8_t)(t->copy == NULL ? KOPT_F32 : t->copy_format);
     d->pad = t->first_index & 255;
     /* 8-bit moments: blocks are counted from the tensor's first element, whatever its global index is. */
     if (blocks) d->pad = lead = 0;
@@ -2768,11 +2768,11 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
 }
 
 static size_t kopt_cuda_tasks_(const kopt_cuda_tensor_ *d, uint32_t width) {
-    return d->end == d->pad ? 0 : KOPT_CAST_(size_t, (d->end + width - 1) / width);
+    return d->end == d->pad ? 0 : (size_t)((d->end + width - 1) / width);
 }
 
 /* StableAdamW: the number of rounds of a tensor. */
-static size_t kopt_cuda_rounds_(uint64_t n) { return KOPT_CAST_(size_t, (n + KOPT_ROUND_ - 1) / KOPT_ROUND_); }
+static size_t kopt_cuda_rounds_(uint64_t n) { return (size_t)((n + KOPT_ROUND_ - 1) / KOPT_ROUND_); }
 
 /* The plan in memory: control, groups, tensors, tasks; for StableAdamW ratios and rounds. */
 static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group *groups, size_t count) {
@@ -2781,7 +2781,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     int formats = 0;
     kopt_result result = kopt_cuda_check_(groups, count, &tensors, &elements);
     if (result != KOPT_OK) return result;
-    plan->device = KOPT_NULL_;
+    plan->device = NULL;
     plan->groups_ = count;
     plan->blocks = 0;
     for (g = 0; g < count; g++)
@@ -2800,8 +2800,8 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
             rounds += kopt_cuda_rounds_(groups[g].tensors[i].n);
         }
     if (tasks >> 31 != 0 || rounds >> 31 != 0) return KOPT_ERROR_BOUNDS;
-    plan->stable_ = KOPT_CAST_(uint32_t, stable);
-    plan->rounds_ = KOPT_CAST_(uint32_t, rounds);
+    plan->stable_ = (uint32_t)stable;
+    plan->rounds_ = (uint32_t)rounds;
     plan->at_tensors_ =
         kopt_cuda_align16_(sizeof(kopt_cuda_control_)) + kopt_cuda_align16_(count * sizeof(kopt_cuda_group_));
     plan->at_tasks_ = plan->at_tensors_ + kopt_cuda_align16_(tensors * sizeof(kopt_cuda_tensor_));
@@ -2818,7 +2818,7 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count) {
-    kopt_byte_ *const base = KOPT_CAST_(kopt_byte_ *, bytes);
+    kopt_byte_ *const base = (kopt_byte_ *)bytes;
     kopt_cuda_plan p;
     kopt_cuda_group_ *group;
     kopt_cuda_tensor_ *tensor;
@@ -2827,15 +2827,15 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
     int kernel;
     kopt_result result = kopt_cuda_layout_(&p, groups, count);
     if (result != KOPT_OK) return result;
-    if (plan == KOPT_NULL_ || bytes == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (plan == NULL || bytes == NULL) return KOPT_ERROR_NULL;
     if (size < p.size) return KOPT_ERROR_SIZE;
-    if ((KOPT_ADDRESS_(bytes) & 15) != 0) return KOPT_ERROR_OPTION;
+    if (((uintptr_t)bytes & 15) != 0) return KOPT_ERROR_OPTION;
     for (k = 0; k < p.size; k++) base[k] = 0;
-    group = KOPT_POINTER_(kopt_cuda_group_ *, base + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
-    tensor = KOPT_POINTER_(kopt_cuda_tensor_ *, base + p.at_tensors_);
-    task = KOPT_POINTER_(uint32_t *, base + p.at_tasks_);
-    round = KOPT_POINTER_(uint32_t *, base + p.at_rounds_);
-    KOPT_POINTER_(kopt_cuda_control_ *, base)->groups = count;
+    group = (kopt_cuda_group_ *)(base + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
+    tensor = (kopt_cuda_tensor_ *)(base + p.at_tensors_);
+    task = (uint32_t *)(base + p.at_tasks_);
+    round = (uint32_t *)(base + p.at_rounds_);
+    (kopt_cuda_control_ *)base->groups = count;
     for (g = 0; g < count; g++) {
         group[g].opt = *groups[g].opt;
         kopt_copy_options_(groups[g].opt, &group[g].step);
@@ -2847,10 +2847,10 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
                 if (kopt_cuda_kernel_of_(groups[g].opt, &groups[g].tensors[i]) != kernel) continue;
                 kopt_cuda_describe_(&tensor[index], groups[g].opt, &groups[g].tensors[i]);
                 tensor[index].natural = kopt_cuda_natural_(groups[g].opt, &groups[g].tensors[i]) != 0;
-                tensor[index].group = KOPT_CAST_(uint32_t, g);
+                tensor[index].group = (uint32_t)g;
                 tensor[index].first_task = tasks;
                 for (k = kopt_cuda_tasks_(&tensor[index], p.width_); k > 0; k--)
-                    task[tasks++] = KOPT_CAST_(uint32_t, index);
+                    task[tasks++] = (uint32_t)index;
             }
     }
     p.first_[KOPT_CUDA_KERNELS_] = tasks;
@@ -2860,7 +2860,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
             tensor[index].ratio_plus_1 = ++stable;
             tensor[index].first_round = rounds;
             for (k = kopt_cuda_rounds_(groups[g].tensors[i].n); k > 0; k--)
-                round[rounds++] = KOPT_CAST_(uint32_t, index);
+                round[rounds++] = (uint32_t)index;
         }
     *plan = p;
     return KOPT_OK;
@@ -2868,8 +2868,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream) {
     kopt_result result;
-    if (plan == KOPT_NULL_ || device == KOPT_NULL_ || bytes == KOPT_NULL_) return KOPT_ERROR_NULL;
-    if ((KOPT_ADDRESS_(device) & 15) != 0) return KOPT_ERROR_OPTION;
+    if (plan == NULL || device == NULL || bytes == NULL) return KOPT_ERROR_NULL;
+    if (((uintptr_t)device & 15) != 0) return KOPT_ERROR_OPTION;
     result = kopt_cuda_refuse_capture_(stream);
     if (result == KOPT_OK) result = kopt_cuda_copy_(device, bytes, plan->size, stream);
     if (result == KOPT_OK) plan->device = device;
@@ -2877,29 +2877,28 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
 }
 
 static kopt_cuda_group_ *kopt_cuda_groups_(const kopt_cuda_plan *plan) {
-    return KOPT_POINTER_(kopt_cuda_group_ *,
-                         KOPT_CAST_(kopt_byte_ *, plan->device) + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
+    return (kopt_cuda_group_ *)(kopt_byte_ *)plan->device + kopt_cuda_align16_(sizeof(kopt_cuda_control_));
 }
 
 static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t count) {
-    kopt_byte_ *const base = KOPT_CAST_(kopt_byte_ *, plan->device);
+    kopt_byte_ *const base = (kopt_byte_ *)plan->device;
     kopt_cuda_arguments_ a;
-    a.control = KOPT_POINTER_(kopt_cuda_control_ *, base);
+    a.control = (kopt_cuda_control_ *)base;
     a.groups = kopt_cuda_groups_(plan);
-    a.tensors = KOPT_POINTER_(kopt_cuda_tensor_ *, base + plan->at_tensors_);
-    a.tasks = KOPT_POINTER_(const uint32_t *, base + plan->at_tasks_);
+    a.tensors = (kopt_cuda_tensor_ *)(base + plan->at_tensors_);
+    a.tasks = (const uint32_t *)(base + plan->at_tasks_);
     a.first = first;
     a.count = count;
     a.width = plan->width_;
     a.grad_format = plan->grad_format_;
-    a.ratios = KOPT_POINTER_(kopt_cuda_ratio_ *, base + plan->at_ratios_);
-    a.rounds = KOPT_POINTER_(const uint32_t *, base + plan->at_rounds_);
+    a.ratios = (kopt_cuda_ratio_ *)(base + plan->at_ratios_);
+    a.rounds = (const uint32_t *)(base + plan->at_rounds_);
     a.round_count = plan->rounds_;
     return a;
 }
 
 static uint32_t kopt_cuda_tensors_(const kopt_cuda_plan *plan) {
-    return KOPT_CAST_(uint32_t, (plan->at_tasks_ - plan->at_tensors_) / sizeof(kopt_cuda_tensor_));
+    return (uint32_t)(plan->at_tasks_ - plan->at_tensors_) / sizeof(kopt_cuda_tensor_);
 }
 
 static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, uint32_t limit) {
@@ -2913,8 +2912,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan,
     kopt_cuda_arguments_ a;
     kopt_result result;
     uint32_t blocks, resident;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
-    result = kopt_cuda_launch_prologue_(KOPT_CAST_(kopt_cuda_control_ *, plan->device), kopt_cuda_groups_(plan),
+    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
+    result = kopt_cuda_launch_prologue_((kopt_cuda_control_ *)plan->device, kopt_cuda_groups_(plan),
                                         plan->groups_, stream);
     if (result != KOPT_OK || plan->stable_ == 0) return result;
     a = kopt_cuda_arguments_of_(plan, 0, 0);
@@ -2927,7 +2926,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan,
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream) {
     kopt_result result = KOPT_OK;
     int kernel;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
     if (plan->stable_ != 0) {
         kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
         result = kopt_cuda_launch_factors_(&a, kopt_cuda_tensors_(plan), stream);
@@ -2946,26 +2945,26 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void 
 }
 
 KOPT_CUDA_API_ uint64_t *kopt_cuda_plan_ratios(const kopt_cuda_plan *plan, size_t *words) {
-    if (words != KOPT_NULL_) *words = 0;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
-    if (words != KOPT_NULL_) *words = plan->stable_ * (sizeof(kopt_cuda_ratio_) / 8);
-    return KOPT_POINTER_(uint64_t *, KOPT_CAST_(kopt_byte_ *, plan->device) + plan->at_ratios_);
+    if (words != NULL) *words = 0;
+    if (plan == NULL || plan->device == NULL) return NULL;
+    if (words != NULL) *words = plan->stable_ * (sizeof(kopt_cuda_ratio_) / 8);
+    return (uint64_t *)((kopt_byte_ *)plan->device + plan->at_ratios_);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
     a = kopt_cuda_arguments_of_(plan, 0, plan->first_[KOPT_CUDA_KERNELS_]);
     return kopt_cuda_launch_stats_(&a, kopt_cuda_blocks_(plan, a.count, kopt_cuda_resident_(KOPT_CUDA_STATS_)), stream);
 }
 
 static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int which) {
     kopt_cuda_setting_ s;
-    s.control = KOPT_CAST_(kopt_cuda_control_ *, plan->device);
+    s.control = (kopt_cuda_control_ *)plan->device;
     s.group = kopt_cuda_groups_(plan);
     s.options.check_finite = 0;
     s.options.max_norm = 0;
-    s.options.lr = s.options.loss_scale = s.options.found_inf = KOPT_NULL_;
+    s.options.lr = s.options.loss_scale = s.options.found_inf = NULL;
     s.opt = kopt_sgd(0, 0);
     s.step = 0;
     s.which = which;
@@ -2975,7 +2974,7 @@ static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                       void *stream) {
     kopt_cuda_setting_ s;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || options == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (plan == NULL || plan->device == NULL || options == NULL) return KOPT_ERROR_NULL;
     if (!kopt_within_(options->max_norm, 0, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu))) return KOPT_ERROR_RANGE;
     s = kopt_cuda_setting_of_(plan, 0);
     s.options = *options;
@@ -2987,7 +2986,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *pl
     kopt_cuda_setting_ s;
     kopt_result result = kopt_cuda_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
     if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
     s = kopt_cuda_setting_of_(plan, 1);
     s.group += group;
@@ -2997,27 +2996,27 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *pl
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream) {
     kopt_cuda_setting_ s;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
     s = kopt_cuda_setting_of_(plan, 2);
     s.step = step;
     return kopt_cuda_launch_setting_(&s, stream);
 }
 
 KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, size_t group) {
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || group >= plan->groups_) return KOPT_NULL_;
+    if (plan == NULL || plan->device == NULL || group >= plan->groups_) return NULL;
     return &kopt_cuda_groups_(plan)[group].opt.step;
 }
 
 KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan) {
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
-    return &KOPT_CAST_(const kopt_cuda_control_ *, plan->device)->status;
+    if (plan == NULL || plan->device == NULL) return NULL;
+    return &(const kopt_cuda_control_ *)plan->device->status;
 }
 
 KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t *words) {
-    if (words != KOPT_NULL_) *words = 0;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_) return KOPT_NULL_;
-    if (words != KOPT_NULL_) *words = sizeof(kopt_norm) / 8;
-    return &KOPT_CAST_(kopt_cuda_control_ *, plan->device)->norm;
+    if (words != NULL) *words = 0;
+    if (plan == NULL || plan->device == NULL) return NULL;
+    if (words != NULL) *words = sizeof(kopt_norm) / 8;
+    return &(kopt_cuda_control_ *)plan->device->norm;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
@@ -3030,14 +3029,14 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const
     if (result != KOPT_OK || t->n == 0) return result;
     result = kopt_cuda_refuse_capture_(stream);
     if (result != KOPT_OK) return result;
-    k.state = layout.total == 0 ? KOPT_NULL_ : KOPT_CAST_(kopt_byte_ *, t->state);
-    k.weight = KOPT_CAST_(kopt_byte_ *, t->weight);
-    k.copy = KOPT_CAST_(kopt_byte_ *, t->copy);
-    k.weights = KOPT_CONST_POINTER_(const kopt_byte_ *, weights);
+    k.state = layout.total == 0 ? NULL : (kopt_byte_ *)t->state;
+    k.weight = (kopt_byte_ *)t->weight;
+    k.copy = (kopt_byte_ *)t->copy;
+    k.weights = (const kopt_byte_ *)weights;
     k.residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    k.residual = k.residual_size == 0 ? KOPT_NULL_ : k.state + layout.residual;
-    k.slow = k.slow_residual = KOPT_NULL_;
-    if (opt->rule == KOPT_RANGER && k.state != KOPT_NULL_) {
+    k.residual = k.residual_size == 0 ? NULL : k.state + layout.residual;
+    k.slow = k.slow_residual = NULL;
+    if (opt->rule == KOPT_RANGER && k.state != NULL) {
         k.slow = k.state + layout.slow;
         if (k.residual_size != 0) k.slow_residual = k.state + layout.slow_residual;
     }
@@ -3045,7 +3044,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const
     k.format = opt->weight_format;
     k.copy_format = t->copy_format;
     k.rounding = opt->rounding;
-    if (k.state != KOPT_NULL_) {
+    if (k.state != NULL) {
         kopt_make_open_header_(header, opt, t->id, t->n, t->first_index);
         for (i = 0; i < KOPT_HEADER_ / 4; i++) k.header[i] = kopt_load32_(header + 4 * i);
     }
@@ -3054,13 +3053,13 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
                                                 void *block, size_t size, void *stream) {
-    kopt_byte_ *const to = KOPT_CAST_(kopt_byte_ *, block);
+    kopt_byte_ *const to = (kopt_byte_ *)block;
     const kopt_optimizer *opt; /* on the GPU */
     kopt_result result;
-    if (plan == KOPT_NULL_ || plan->device == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (plan == NULL || plan->device == NULL || t == NULL) return KOPT_ERROR_NULL;
     if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
     if (size == 0) return KOPT_OK;
-    if (block == KOPT_NULL_ || t->state == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (block == NULL || t->state == NULL) return KOPT_ERROR_NULL;
     if (size < KOPT_HEADER_ || size > t->state_size) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(block, size, t->state, size)) return KOPT_ERROR_OVERLAP;
     opt = &kopt_cuda_groups_(plan)[group].opt;
@@ -3074,17 +3073,17 @@ static kopt_tensor kopt_cuda_on_host_(const kopt_tensor *t, void *block, size_t 
     kopt_tensor host = *t;
     host.state = block;
     host.state_size = size;
-    host.copy = KOPT_NULL_;
+    host.copy = NULL;
     return host;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
                                                 size_t size) {
-    const kopt_byte_ *const h = KOPT_CAST_(const kopt_byte_ *, block);
+    const kopt_byte_ *const h = (const kopt_byte_ *)block;
     kopt_optimizer saved;
     kopt_tensor host;
     kopt_result result;
-    if (opt == KOPT_NULL_ || t == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (opt == NULL || t == NULL) return KOPT_ERROR_NULL;
     host = kopt_cuda_on_host_(t, block, size);
     result = kopt_check_state_(opt, &host, 0);
     if (result != KOPT_OK || kopt_state_size(opt, t->n) == 0) return result;
@@ -3099,7 +3098,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_
     kopt_optimizer opened;
     kopt_tensor host;
     kopt_layout_ layout;
-    kopt_result result = kopt_check_init_(opt, t, KOPT_NULL_, &layout);
+    kopt_result result = kopt_check_init_(opt, t, NULL, &layout);
     if (result != KOPT_OK || t->n == 0) return result;
     if (kopt_overlap_(block, size, t->state, layout.total)) return KOPT_ERROR_OVERLAP;
     result = kopt_cuda_refuse_capture_(stream);
@@ -3109,7 +3108,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_
     result = kopt_state_open(&opened, &host);
     if (result != KOPT_OK) return result;
     if (layout.total != 0) result = kopt_cuda_copy_(t->state, block, layout.total, stream);
-    if (result == KOPT_OK && t->copy != KOPT_NULL_)
+    if (result == KOPT_OK && t->copy != NULL)
         result = kopt_cuda_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n, stream);
     if (result == KOPT_OK)
         *opt = opened;
@@ -3122,11 +3121,11 @@ static kopt_result kopt_cuda_convert_run_(kopt_conversion_ *c, void *dst, const 
     if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (c->n == 0) return KOPT_OK;
-    if (dst == KOPT_NULL_ || src == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (dst == NULL || src == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlap_(dst, c->n * kopt_bytes_of_(c->dst_format), src, c->n * kopt_bytes_of_(c->src_format)))
         return KOPT_ERROR_OVERLAP;
-    c->dst = KOPT_CAST_(kopt_byte_ *, dst);
-    c->src = KOPT_CAST_(const kopt_byte_ *, src);
+    c->dst = (kopt_byte_ *)dst;
+    c->src = (const kopt_byte_ *)src;
     return kopt_cuda_launch_convert_(c, c->n, kopt_cuda_pad_(dst, kopt_bytes_of_(c->dst_format)), stream);
 }
 
@@ -3164,12 +3163,12 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, siz
     if (result != KOPT_OK) return result;
     k.c = *c;
     k.c.step++;
-    k.out = KOPT_CAST_(kopt_byte_ *, out);
-    k.grad = KOPT_CAST_(const kopt_byte_ *, grad);
+    k.out = (kopt_byte_ *)out;
+    k.grad = (const kopt_byte_ *)grad;
     k.grad_format = grad_format;
     k.steps = steps;
     result = kopt_cuda_launch_compress_(&k, stream);
-    if (result == KOPT_OK && steps == KOPT_NULL_) c->step++;
+    if (result == KOPT_OK && steps == NULL) c->step++;
     return result;
 }
 
@@ -3191,12 +3190,12 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     in_bytes = kopt_code_bytes_(code, n);
-    if (in == KOPT_NULL_ && in_bytes != 0) return KOPT_ERROR_NULL;
+    if (in == NULL && in_bytes != 0) return KOPT_ERROR_NULL;
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(sum, n * kopt_bytes_of_(format), in, in_bytes)) return KOPT_ERROR_OVERLAP;
     if (n == 0) return KOPT_OK;
-    k.to = KOPT_CAST_(kopt_byte_ *, sum);
-    k.from = KOPT_CAST_(const kopt_byte_ *, in);
+    k.to = (kopt_byte_ *)sum;
+    k.from = (const kopt_byte_ *)in;
     k.to_format = format;
     k.from_format = code;
     k.n = n;
@@ -3207,7 +3206,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format forma
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
                                             size_t count, kopt_format format, size_t n, double scale, void *stream) {
-    const kopt_byte_ *const from = KOPT_CAST_(const kopt_byte_ *, shards);
+    const kopt_byte_ *const from = (const kopt_byte_ *)shards;
     kopt_result result = kopt_check_array_(out, out_format, n);
     size_t k;
     kopt_cuda_sum_ sum;
@@ -3215,7 +3214,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
     if (result != KOPT_OK) return result;
     if (count == 0 || !kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (!kopt_n_valid_(count) || !kopt_n_valid_(stride)) return KOPT_ERROR_BOUNDS;
-    if (stride != 0 && count - 1 > ~KOPT_CAST_(size_t, 0) / 32 / stride) return KOPT_ERROR_BOUNDS;
+    if (stride != 0 && count - 1 > ~(size_t)0 / 32 / stride) return KOPT_ERROR_BOUNDS;
     if (count > 1 && stride < n) return KOPT_ERROR_OVERLAP;
     if (n == 0) return KOPT_OK;
     for (k = 0; k < count; k++) {
@@ -3224,7 +3223,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, c
         if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shard, n * kopt_bytes_of_(format)))
             return KOPT_ERROR_OVERLAP;
     }
-    sum.to = KOPT_CAST_(kopt_byte_ *, out);
+    sum.to = (kopt_byte_ *)out;
     sum.from = from;
     sum.to_format = out_format;
     sum.from_format = format;
@@ -3240,30 +3239,30 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, siz
     kopt_tool_ t;
     if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
     if (result != KOPT_OK || n == 0) return result;
-    t.dst = KOPT_CAST_(kopt_byte_ *, x);
+    t.dst = (kopt_byte_ *)x;
     t.dst_format = format;
     return kopt_cuda_launch_clip_(&t, n, kopt_cuda_pad_(x, kopt_bytes_of_(format)), stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
                                                 double scale, uint32_t *counts, void *stream) {
-    kopt_result result = kopt_check_array_(grad, grad_format, a == KOPT_NULL_ ? 0 : a->n);
+    kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
     kopt_cuda_accumulation_ k;
     if (result == KOPT_OK)
-        result = kopt_check_accumulator_(a, grad, a == KOPT_NULL_ ? 0 : a->n * kopt_bytes_of_(grad_format));
+        result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
-    if (counts == KOPT_NULL_ && (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu)) return KOPT_ERROR_STEP;
+    if (counts == NULL && (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu)) return KOPT_ERROR_STEP;
     k.a = *a;
     k.a.step++;
-    k.grad = KOPT_CAST_(const kopt_byte_ *, grad);
-    k.out = KOPT_NULL_;
+    k.grad = (const kopt_byte_ *)grad;
+    k.out = NULL;
     k.counts = counts;
     k.grad_format = grad_format;
     k.scale = kopt_as_f32_(kopt_as_u32_(kopt_cuda_rounded_(scale)) ^ 0x80000000u);
     if (a->n != 0)
         result = kopt_cuda_launch_accumulate_(&k, a->n, kopt_cuda_pad_(a->sum, kopt_bytes_of_(a->format)), stream);
-    if (result == KOPT_OK && counts != KOPT_NULL_) return kopt_cuda_launch_count_(counts, 2, stream);
+    if (result == KOPT_OK && counts != NULL) return kopt_cuda_launch_count_(counts, 2, stream);
     if (result != KOPT_OK) return result;
     a->step++;
     a->count++;
@@ -3272,13 +3271,13 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void 
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
                                                       void *stream) {
-    const kopt_result result = kopt_check_accumulator_(a, out, a == KOPT_NULL_ ? 0 : a->n * 4);
+    const kopt_result result = kopt_check_accumulator_(a, out, a == NULL ? 0 : a->n * 4);
     kopt_cuda_accumulation_ k;
     if (result != KOPT_OK || a->n == 0) return result;
-    if (out == KOPT_NULL_) return KOPT_ERROR_NULL;
+    if (out == NULL) return KOPT_ERROR_NULL;
     k.a = *a;
-    k.grad = KOPT_NULL_;
-    k.out = KOPT_POINTER_(kopt_byte_ *, out);
+    k.grad = NULL;
+    k.out = (kopt_byte_ *)out;
     k.counts = counts;
     k.grad_format = KOPT_F32;
     k.scale = 1;
@@ -3288,16 +3287,16 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a,
 #ifdef KAHAN_OPT_VMATH
 static kopt_cuda_function_ kopt_cuda_function_of_(void *out, void *out2, const void *x, const void *y) {
     kopt_cuda_function_ k;
-    k.out = KOPT_CAST_(kopt_byte_ *, out);
-    k.out2 = KOPT_CAST_(kopt_byte_ *, out2);
-    k.x = KOPT_CAST_(const kopt_byte_ *, x);
-    k.y = KOPT_CAST_(const kopt_byte_ *, y);
+    k.out = (kopt_byte_ *)out;
+    k.out2 = (kopt_byte_ *)out2;
+    k.x = (const kopt_byte_ *)x;
+    k.y = (const kopt_byte_ *)y;
     return k;
 }
 
 #define KOPT_CUDA_UNARY_(name)                                                                                  \
     KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_##name(float *out, const float *x, size_t n, void *stream) {     \
-        kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, x, KOPT_NULL_);                         \
+        kopt_cuda_function_ k = kopt_cuda_function_of_(out, NULL, x, NULL);                         \
         const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                          \
         return result != KOPT_OK || n == 0 ? result                                                             \
                                            : kopt_cuda_launch_##name##_(&k, n, kopt_cuda_pad_(out, 4), stream); \
@@ -3310,7 +3309,7 @@ KOPT_CUDA_UNARY_(erfc)
 #undef KOPT_CUDA_UNARY_
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream) {
-    kopt_cuda_function_ k = kopt_cuda_function_of_(out, KOPT_NULL_, y, x);
+    kopt_cuda_function_ k = kopt_cuda_function_of_(out, NULL, y, x);
     const kopt_result result = kopt_vmath_check_(out, y, x, n, 4);
     if (result != KOPT_OK || n == 0) return result;
     return kopt_cuda_launch_atan2_(&k, n, kopt_cuda_pad_(out, 4), stream);
@@ -3318,7 +3317,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, con
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n,
                                                     void *stream) {
-    kopt_cuda_function_ k = kopt_cuda_function_of_(sine, cosine, x, KOPT_NULL_);
+    kopt_cuda_function_ k = kopt_cuda_function_of_(sine, cosine, x, NULL);
     kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
     if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
     if (result == KOPT_OK && n != 0 && kopt_overlap_(sine, n * 4, cosine, n * 4)) result = KOPT_ERROR_OVERLAP;
@@ -3332,7 +3331,7 @@ static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y,
     kopt_cuda_map_ k;
     unsigned count, i;
     const uint32_t *const patches = kopt_map_exceptions_(f, format, &count);
-    k.arrays = kopt_cuda_function_of_(out, KOPT_NULL_, x, y);
+    k.arrays = kopt_cuda_function_of_(out, NULL, x, y);
     k.f = f;
     k.format = format;
     k.count = count;
@@ -3344,7 +3343,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void 
                                          void *stream) {
     const kopt_result result = kopt_map_check_(f, KOPT_GELU_TANH_SLOPE, out, x, x, format, n);
     if (result != KOPT_OK || n == 0) return result;
-    return kopt_cuda_map_run_(f, out, KOPT_NULL_, x, format, n, stream);
+    return kopt_cuda_map_run_(f, out, NULL, x, format, n, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
@@ -3368,7 +3367,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, con
 /* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change none.  */
 /* ================================================================================================================== */
 #define ISA_TARGET_ __device__
-#define LANES_ KOPT_CAST_(size_t, 1)
+#define LANES_ ((size_t)(1))
 #if KOPT_PASS_ == KOPT_PASS_CUDA_
 #define ISA_ cuda
 #define ONE_LANE_ 1
@@ -3434,7 +3433,7 @@ FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one product
         : "=r"(*low), "=r"(*high)
         : "r"(a), "r"(b));
 }
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return KOPT_CAST_(int32_t, a) > KOPT_CAST_(int32_t, b); }
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return (int32_t)a > (int32_t)b; }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return a == b; }
 FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
 FN_ int any_true_(vmask_ a) { return a; }
@@ -3442,10 +3441,10 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return (KOPT_CAST_(uint32_t, *p) ^ 0x80u) - 0x80u; }
+FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u; }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = KOPT_CAST_(kopt_byte_, a & 0xFFu); }
+FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
     asm("cvt.f32.f16 %0, %1;" : "=" F32_(r) : "h"(static_cast<uint16_t>(a)));
@@ -3461,12 +3460,12 @@ FN_ vu32_ add16_(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper ha
 FN_ vu32_ unpack_low16_(vu32_ a) { return a & 0xFFFFu; }
 FN_ vu32_ unpack_high16_(vu32_ a) { return a >> 16; }
 #define MIN_MAX_ 1
-FN_ vf32_ min_(vf32_ a, vf32_ b) { return KOPT_CAST_(vf32_, min(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
-FN_ vf32_ max_(vf32_ a, vf32_ b) { return KOPT_CAST_(vf32_, max(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
+FN_ vf32_ min_(vf32_ a, vf32_ b) { return (vf32_)(min((int)a, (int)b)); }
+FN_ vf32_ max_(vf32_ a, vf32_ b) { return (vf32_)(max((int)a, (int)b)); }
 #define IMAX_ 1
-FN_ vu32_ imax_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, max(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return (vu32_)(max((int)a, (int)b)); }
 #define FLUSH_ 1
-FN_ vu32_ imin_(vu32_ a, vu32_ b) { return KOPT_CAST_(vu32_, min(KOPT_CAST_(int, a), KOPT_CAST_(int, b))); }
+FN_ vu32_ imin_(vu32_ a, vu32_ b) { return (vu32_)(min((int)a, (int)b)); }
 FN_ vf32_ flush_(vf32_ a) { /* the only operation that flushes */
     vf32_ r;
     asm("add.rn.ftz.f32 %0, %1, 0f00000000;" : "=r"(r) : "r"(a));

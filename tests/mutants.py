@@ -27,8 +27,8 @@ BY_HAND = [
     ("kopt_norm_tool_", "kopt_norm_carry_(norm)", "(void)0"),
     ("K_(norm_format)", "shr_(all, 28)", "shr_(all, 29)"),
     ("K_(norm_format)", "groups < 64 ? groups : 64", "groups < 128 ? groups : 128"),
-    ("kopt_sign_bit_", "!kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_(KOPT_CAST_(float, random16), 0.5f))",
-     "kopt_greater_(kopt_add_(KOPT_CAST_(float, random16), 0.5f), kopt_mul_(y, 32768.0f))"),
+    ("kopt_sign_bit_", "!kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f))",
+     "kopt_greater_(kopt_add_((float)random16, 0.5f), kopt_mul_(y, 32768.0f))"),
     ("K_(vmath_log)", "horner_(z, 0.666666627f", "horner_(z, @ ? 0.666666687f : 0.666666627f"),
     ("K_(vmath_log)", "horner_(z, 0.400008112f", "horner_(z, @ ? 0.400008142f : 0.400008112f"),
     ("K_(map_result16)", "9.5367431640625e-07f", "2.384185791015625e-07f"),
@@ -64,20 +64,21 @@ BY_HAND = [
     ("kopt_step_tiles_", "whole_pairs < n ? whole_pairs + pair : n", "n"),
     ("kopt_make_job_", "s->rule == KOPT_ADAM_ATAN2", "1"),
     ("kopt_optimizer_from_header_", "!kopt_less_(0, made.momentum)", "0"),
-    ("kopt_optimizer_from_header_", "rule == KOPT_SGD && (h[9] & 7) != 0", "rule == KOPT_SGD"),
+    ("kopt_optimizer_from_header_", "sgd && moments != 0 && !kopt_less_(0, made.momentum)",
+     "sgd && !kopt_less_(0, made.momentum)"),
     ("kopt_header_valid_", "(h[4] == 1 && h[10] == 1)", "h[4] == 1"),
     ("kopt_header_valid_", "h[4] == KOPT_BLOCK_VERSION_", "1"),
-    ("kopt_check_header_", "(h[9] & 7u) != KOPT_CAST_(kopt_byte_, format->moment_count)", "0"),
+    ("kopt_check_header_", "(h[9] & 7u) != (kopt_byte_)format->moment_count", "0"),
     ("kopt_check_header_", "kopt_load_le64_(h + 16) != t->n", "kopt_load_le32_(h + 16) != (uint32_t)t->n"),
     ("kopt_check_init_", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes)", "0"),
     ("kopt_check_init_", "kopt_overlap_(weights, t->n * 4, t->state, layout->total)", "0"),
     ("kopt_check_options_", "!kopt_from_0_to_(opt->lr, 1)", "0"),
     ("kopt_check_options_", "opt->lookahead < 1", "0"),
-    ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16(KOPT_CAST_(kopt_fp16, *bits))) > exact", "0"),
+    ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)*bits)) > exact", "0"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)", "opt->clip"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)",
      "kopt_clip_coefficient(norm, max_norm, opt->grad_scale)"),
-    ("kopt_scaler_begin_all", "kopt_zero_(KOPT_POINTER_(kopt_byte_ *, &steps[i]), sizeof steps[i])", "(void)0"),
+    ("kopt_scaler_begin_all", "kopt_zero_((kopt_byte_ *)&steps[i], sizeof steps[i])", "(void)0"),
     ("kopt_scaler_begin_all", "opts[i]->step = steps[i].step", "(void)0"),
     ("kopt_scaler_begin_all", "scaler->steps_ < opts[i]->step", "0"),
     ("kopt_check_steps_", "opts[i]->step >= scaler->steps_", "1"),
@@ -95,7 +96,7 @@ BY_HAND = [
     ("kopt_state_open", "state[9] != moments", "0"),
     ("kopt_restore_options_", "flags >> 1 & 1u", "flags & 1u"),
     ("kopt_walk_checkpoint_", "kopt_load_le32_(found) != s->checksum", "0"),
-    ("kopt_begin_load_", "kopt_copy_noinline_(KOPT_CAST_(kopt_byte_ *, t->state), no_name, sizeof no_name)", "(void)0"),
+    ("kopt_begin_load_", "kopt_copy_noinline_((kopt_byte_ *)t->state, no_name, sizeof no_name)", "(void)0"),
     ("kopt_end_load_", "kopt_refresh_copy_(opt, t)", "(void)0"),
     ("kopt_load_checked_", "s.checksum != checksum", "0"),
     ("kopt_load", "result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result", "result"),
@@ -111,22 +112,15 @@ BY_HAND = [
     ("kopt_check_tensor_", "kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu",
      "kopt_as_u32_(t->rate_scale) << 1 > 0xFEFFFFFFu"),
     # what AVX-512 and AVX2 have as instructions
-    ("", 'igt_, "vpcmpgtd", vu32_)', 'K_(gt_right), "vpcmpgtd", vu32_)\n'
-     'BINARY_OP_(vmask_, "=Yk", K_(gt_wrong), "vpcmpnleud", vu32_)\n'
-     'FN_ vmask_ igt_(vu32_ a, vu32_ b) { return @ ? K_(gt_wrong)(a, b) : K_(gt_right)(a, b); }'),
-    ("", 'max16_, "vpmaxsw", vu32_)', 'K_(most), "vpmaxsw", vu32_)\n'
-     'BINARY_OP_(vu32_, "=v", K_(least), "vpminsw", vu32_)\n'
-     'FN_ vu32_ max16_(vu32_ a, vu32_ b) { return @ ? K_(least)(a, b) : K_(most)(a, b); }'),
-    ("", 'min_, "vminps", _mm256_min_ps)', 'K_(least), "vminps", 0)\nBINARY_OP_(K_(most), "vmaxps", 0)\n'
+    ("", "_mm512_cmpgt_epi32_mask(a, b)", "_mm512_cmpgt_epu32_mask(a, b)"),
+    ("", "MM_(max_epi16)(a, b)", "MM_(min_epi16)(a, b)"),
+    ("", 'ASSEMBLED_(min_, "minps", MM_(min_ps))', 'ASSEMBLED_(K_(least), "minps", MM_(min_ps))\n'
+     'ASSEMBLED_(K_(most), "maxps", MM_(max_ps))\n'
      'FN_ vf32_ min_(vf32_ a, vf32_ b) { return @ ? K_(most)(a, b) : K_(least)(a, b); }'),
-    ("", "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15}",
-     "{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15 - (@)}"),
-    ("", '__asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r)',
-     'if (@) __asm__("vcvtps2ph {$1, %1, %0|%0, %1, 1}" : "=v"(r) : "v"(a));\n'
-     '    else __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(r)'),
-    ("", '__asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half)',
-     'if (@) __asm__("vcvtps2ph {$1, %1, %0|%0, %1, 1}" : "=v"(half) : "v"(x));\n'
-     '    else __asm__("vcvtps2ph {$0, %1, %0|%0, %1, 0}" : "=v"(half)'),
+    ("", "_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)",
+     "_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 14)"),
+    ("", "_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)", "_mm512_maskz_cvtps_ph(0xFFFFu, a, 1)"),
+    ("", "_mm512_maskz_cvtps_ph(0xFFFFu, x, 0)", "_mm512_maskz_cvtps_ph(0xFFFFu, x, 1)"),
 ]
 
 # Rooms are the banners of the header; these functions are a room of their own.
@@ -138,7 +132,7 @@ OWN_ROOMS = [
 NOT_HERE = re.compile(r"kopt_(enabled_value|moment_count_in_build|built_in|copy_options|isa_\w*|sleef\w*|swap\w*|"
                       r"version|make_optimizer|result_string|enter|leave|copy|prefetch\w*)_?$|"
                       r"K_\((step|convert|convert_array|nt_\w+)\)")
-NO_CHANGE = re.compile(r"PREFETCH_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|KOPT_CAST_\(void|KOPT_SINGLE_BIT_|"
+NO_CHANGE = re.compile(r"PREFETCH_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|KOPT_SINGLE_BIT_|"
                        r"NT_THRESHOLD_|sfence|__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
 CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
 PAIRS = ("add sub", "and or", "min max", "interleave_low interleave_high", "mul div", "unpacklo unpackhi", "srli slli",
