@@ -2835,7 +2835,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
     tensor = (kopt_cuda_tensor_ *)(base + p.at_tensors_);
     task = (uint32_t *)(base + p.at_tasks_);
     round = (uint32_t *)(base + p.at_rounds_);
-    (kopt_cuda_control_ *)base->groups = count;
+    ((kopt_cuda_control_ *)base)->groups = count;
     for (g = 0; g < count; g++) {
         group[g].opt = *groups[g].opt;
         kopt_copy_options_(groups[g].opt, &group[g].step);
@@ -3009,14 +3009,14 @@ KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, 
 
 KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan) {
     if (plan == NULL || plan->device == NULL) return NULL;
-    return &(const kopt_cuda_control_ *)plan->device->status;
+    return &((const kopt_cuda_control_ *)plan->device)->status;
 }
 
 KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t *words) {
     if (words != NULL) *words = 0;
     if (plan == NULL || plan->device == NULL) return NULL;
     if (words != NULL) *words = sizeof(kopt_norm) / 8;
-    return &(kopt_cuda_control_ *)plan->device->norm;
+    return &((kopt_cuda_control_ *)plan->device)->norm;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
