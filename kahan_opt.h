@@ -161,20 +161,9 @@
    Ranger keeps 2 and a second copy of weight and residual. Without a gradient buffer (step each tensor as soon as its
    gradient exists, then reuse the buffer), subtract 2.
 
-   VERSION HISTORY
-   0.2  Mistakes in these places are now harmless or refused: structs of zeros, ids of a list, counts inside an array, a
-        copy that was never filled, a block of another optimizer, small builds, a part of a tensor that StableAdamW has
-        not measured. New: kopt_save and kopt_load for lists of tensors, kopt_step_list_range and
-        kopt_norm_add_grads_range, kopt_number_tensors, kopt_state_inspect, kopt_state_write_codes, kopt_scaler_begin,
-        kopt_scaler_begin_all, kopt_random_key, kopt_option_string, KOPT_TENSOR, stable_scale, KOPT_BARE, results that
-        warn when they are not used, and vectors on WebAssembly and POWER (KOPT_ISA_SIMD128). Renamed:
-        parameters and fields (docs/history.md maps old names to new ones), such as opt.decay, now decay_mode, and the
-        slots of a state block, now kopt_slot. Left out: instruction sets that the compiler's flags make useless
-        (KAHAN_OPT_ALL_ISAS). Removed: 16-bit sums for MPI; an example in docs/training-loop.md replaces them. Bits that
-        differ from 0.1: COMPACT with stochastic compensation uses the upper bits of its random number; 8-bit codes are
-        minifloats instead of the dynamic map, and the code of a root below 2^-133 of the block's largest is no longer
-        0; rate_scale 0 means 1; blocks have layout 2 (blocks of 0.1 and moments of the dynamic map can still be
-        opened).
+   VERSION HISTORY (docs/history.md maps old names to new ones, and says which bits differ)
+   0.2  Careless calls are right or refused. Checkpoints of whole lists, several optimizers under one loss scale, an
+        array form of the one-element update, formats from pointers, results that warn when they are not used.
    0.1  First version.
 */
 
