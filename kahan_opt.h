@@ -2382,7 +2382,7 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
 #define KOPT_DOUBLE_(literal, high, low) literal
 #else
-#define KOPT_DOUBLE_(literal, high, low) kopt_to_double_(kopt_bits_to_f64_((((uint64_t)(high)) << 32) + low))
+#define KOPT_DOUBLE_(literal, high, low) kopt_to_double_(kopt_bits_to_f64_(((uint64_t)(high) << 32) + (low)))
 #endif
 #define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
@@ -5597,12 +5597,12 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
    % 32: ANY_ is no bit. */
 #define IN_SET_(set, value) ((value) == ANY_ || ((set) >> (value) % 32 & 1u) != 0)
 #define MATCHES_(set, value, first, second)                                   \
-    ((first) == ANY_ || (IN_SET_(set, first) && ((int)(value)) == (first)) || \
-     (IN_SET_(set, second) && ((int)value) == (second)))
+    ((first) == ANY_ || (IN_SET_(set, first) && (int)(value) == (first)) || \
+     (IN_SET_(set, second) && (int)(value) == (second)))
 #define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))
 #define FORMAT_MATCHES_(line_format, format)                             \
     ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 \
-                           : IN_SET_(KOPT_FORMATS_ | 1u, line_format) && ((int)format) == (line_format))
+                           : IN_SET_(KOPT_FORMATS_ | 1u, line_format) && (int)(format) == (line_format))
 
 /* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) {
@@ -8471,10 +8471,11 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
     const kopt_format format = opt->weight_format;
     float compensation;
     if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
-    if (opt->rounding == KOPT_EXACT || opt->rounding == KOPT_COMPACT)
-        return kopt_full_weight_scalar_(
-            opt->rounding, format, kopt_load16_(weight),
-            opt->rounding == KOPT_EXACT ? kopt_load16_(residual) : ((uint32_t)*residual ^ 0x80u) - 0x80u, NULL);
+    if (opt->rounding == KOPT_EXACT)
+        return kopt_full_weight_scalar_(KOPT_EXACT, format, kopt_load16_(weight), kopt_load16_(residual), NULL);
+    if (opt->rounding == KOPT_COMPACT)
+        return kopt_full_weight_scalar_(KOPT_COMPACT, format, kopt_load16_(weight),
+                                        ((uint32_t)*residual ^ 0x80u) - 0x80u, NULL);
     if (opt->rounding != KOPT_KAHAN) return kopt_widen_scalar_(kopt_load16_(weight), format);
     compensation = kopt_widen_scalar_(kopt_load16_(residual), format);
     if (format == KOPT_FP16) compensation *= 1.0f / 2048;

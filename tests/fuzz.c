@@ -1772,7 +1772,7 @@ static void reduce(void *user, kopt_norm *norm) { reduced += user == &w && norm 
 /* The same step in ranges gives the weights of kopt_scaler_step(), which are in `other`. */
 static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *scale, double max_norm, size_t count,
                               int finite) {
-    kopt_optimizer o = *from;
+    kopt_optimizer o = *from, *const all[1] = {&o};
     kopt_norm norm;
     kopt_step s;
     size_t i;
@@ -1782,7 +1782,9 @@ static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *sca
     memset(&norm, 0, sizeof norm);
     kopt_norm_add_grads(&norm, w.list, count);
     hostile_control();
-    REQUIRE(kopt_scaler_begin(&w.scaler, &o, &norm, max_norm, &s, &skipped) == KOPT_OK && skipped == !finite,
+    REQUIRE((count % 2 ? kopt_scaler_begin(&w.scaler, &o, &norm, max_norm, &s, &skipped)
+                       : kopt_scaler_begin_all(&w.scaler, all, 1, &norm, max_norm, &s, &skipped)) == KOPT_OK &&
+                skipped == !finite,
             "a scaled step is not begun");
     set_control(0x1f80u), control = get_control();
     REQUIRE(o.step == from->step + (uint32_t)finite && !memcmp(&other.scaler, &w.scaler, sizeof w.scaler),
@@ -2022,6 +2024,7 @@ static void call_the_rest(void) {
     usable = kopt_isa_usable(isa);
     finish(12, "kopt_state_size", size != 0, want != 0);
     REQUIRE(size == want, "another size of the state");
+    REQUIRE(optimizer_good(&w.opt) == !strncmp(kopt_option_string(&w.opt), "all fields", 10), "another wrong option");
     if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT) REQUIRE(!usable, "an instruction set that does not exist is usable");
     if (isa != KOPT_ISA_COUNT) REQUIRE(took(kopt_isa_force(isa)) == usable, "force and usable disagree");
     REQUIRE(kopt_random((kopt_random_key){seed, step, id, 0}, stream, index) ==

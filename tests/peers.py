@@ -54,7 +54,7 @@ class Header:
         with open("kahan_opt.h", encoding="utf-8") as file:
             text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
         self.enum = {}
-        for body in re.findall(r"typedef enum \w+ \{(.*?)\}", text, flags=re.S):
+        for body in re.findall(r"typedef enum (?:KOPT_NODISCARD_ )?\w+ \{(.*?)\}", text, flags=re.S):
             value = -1
             for entry in filter(str.strip, body.split(",")):
                 name, _, number = entry.partition("=")

@@ -420,7 +420,7 @@ CASE(scaler_step) {
 }
 
 CASE(scaler_begin) {
-    kopt_optimizer o = kopt_adamw(v.b), was = o;
+    kopt_optimizer o = kopt_adamw(v.b), was = o, *const all[1] = {&o};
     kopt_scaler s = kopt_grad_scaler();
     kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
     kopt_norm norm;
@@ -435,8 +435,24 @@ CASE(scaler_begin) {
     record_result(kopt_norm_add_grads(&norm, &t, 1));
     record_result(kopt_scaler_begin(&s, &o, &norm, v.a, &step, &skipped));
     record_scaler(&s), record_step(&step);
+    record_result(kopt_scaler_begin_all(&s, all, 1, &norm, v.a, &step, &skipped));
+    record_scaler(&s), record_step(&step);
     record_result(kopt_state_inspect(state, sizeof state, &was, &t));
     RECORD(was.lr), RECORD(was.weight_decay), RECORD(was.beta1), RECORD(was.beta2);
+}
+
+CASE(kahan_add) {
+    static float delta[N];
+    int format;
+    memcpy(delta, source[1], sizeof delta);
+    delta[5] = v.f;
+    for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
+        memcpy(weight, data((kopt_format)format, 0), 2 * N), memset(residual, 0, 2 * N);
+        record_result(kopt_kahan_add(weight, residual, (kopt_format)format, delta, N, (kopt_random_key){1, 2, 3, 4}));
+        record_result(
+            kopt_kahan_add(weight, residual, (kopt_format)format, source[0], N, (kopt_random_key){1, 3, 3, 4}));
+        record(weight, 2 * N), record(residual, 2 * N);
+    }
 }
 
 CASE(accumulate) {
@@ -554,10 +570,13 @@ CASE(random_numbers) {
 }
 
 CASE(names) {
-    const uint32_t u[] = {(uint32_t)kopt_version(), (uint32_t)*kopt_result_string(KOPT_ERROR_STEP),
-                          (uint32_t)*kopt_vmath_name(kopt_vmath_builtin()), kopt_isa_current() < KOPT_ISA_COUNT,
+    const kopt_optimizer o = kopt_adamw(v.b);
+    const uint32_t u[] = {(uint32_t)kopt_version(),
+                          (uint32_t)*kopt_result_string(KOPT_ERROR_STEP),
+                          (uint32_t)*kopt_option_string(&o),
+                          (uint32_t)*kopt_vmath_name(kopt_vmath_builtin()),
+                          kopt_isa_current() < KOPT_ISA_COUNT,
                           (uint32_t)kopt_isa_usable(KOPT_ISA_SCALAR)};
-    (void)v;
     kopt_vmath_sleef();
     RECORD(u);
 }
@@ -594,6 +613,7 @@ static const test_case cases[] = {ENTRY(conversions_of_one_value),
                                   ENTRY(scaler_update),
                                   ENTRY(scaler_step),
                                   ENTRY(scaler_begin),
+                                  ENTRY(kahan_add),
                                   ENTRY(accumulate),
                                   ENTRY(compress),
                                   ENTRY(reduce),
