@@ -2341,20 +2341,22 @@ KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return kopt_bits64_(x); }
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
 KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
 KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
+/* The division is in assembly, as in kopt_div_(). */
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
     !(defined(__x86_64__) || defined(__SSE2_MATH__) || defined(__aarch64__) || defined(__powerpc__))
 KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
-#else /* in assembly, as in kopt_div_() */
-KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) {
-#if defined(__powerpc__)
-    __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b));
+#elif defined(__powerpc__)
+#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b))
 #elif defined(__aarch64__)
-    __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b));
+#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b))
 #elif defined(__AVX__)
-    __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
+#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b))
 #else
-    __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
+#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b))
 #endif
+#ifdef KOPT_DIVIDE64_
+KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) {
+    KOPT_DIVIDE64_(a, b);
     return a;
 }
 #endif
@@ -3345,7 +3347,7 @@ FN_ vu32_ block_of_lane_(void) { return 0; }
 #define TOOLS_ISA_ scalar
 #define GENERIC_FP16_ 1
 #define MM_(name) _mm_##name
-#define SI_(name) _mm_##name##_si128
+#define SI_(name_si) _mm_##name_si##128
 typedef __m128 vf32_;
 typedef __m128i vu32_, vmask_;
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
@@ -3353,7 +3355,7 @@ typedef __m128i vu32_, vmask_;
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
 #define LANES_ ((size_t)8)
 #define MM_(name) _mm256_##name
-#define SI_(name) _mm256_##name##_si256
+#define SI_(name_si) _mm256_##name_si##256
 typedef __m256 vf32_;
 typedef __m256i vu32_, vmask_;
 #else
@@ -3367,7 +3369,7 @@ typedef __m256i vu32_, vmask_;
 #define MASKED_SUB_ 1
 #define LOADS_EXTEND_ 1
 #define MM_(name) _mm512_##name
-#define SI_(name) _mm512_##name##_si512
+#define SI_(name_si) _mm512_##name_si##512
 typedef __m512 vf32_;
 typedef __m512i vu32_;
 typedef __mmask16 vmask_;
@@ -3424,7 +3426,7 @@ FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32((int)(kopt_as
 FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
 #endif
 FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = SI_(castps)(a);
+    vu32_ r = SI_(castps_si)(a);
     OPAQUE_(r);
     return r;
 }
@@ -3438,9 +3440,9 @@ FN_ vu32_ isplat_hoisted_(uint32_t a) {
 }
 FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return MM_(add_epi32)(a, b); }
 FN_ vu32_ isub_(vu32_ a, vu32_ b) { return MM_(sub_epi32)(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return SI_(and)(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return SI_(or)(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return SI_(xor)(a, b); }
+FN_ vu32_ and_(vu32_ a, vu32_ b) { return SI_(and_si)(a, b); }
+FN_ vu32_ or_(vu32_ a, vu32_ b) { return SI_(or_si)(a, b); }
+FN_ vu32_ xor_(vu32_ a, vu32_ b) { return SI_(xor_si)(a, b); }
 #define shl_(a, n) MM_(slli_epi32)(a, n)
 #define shr_(a, n) MM_(srli_epi32)(a, n)
 FN_ vu32_ add16_(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
@@ -3450,15 +3452,15 @@ FN_ vu32_ max16_(vu32_ a, vu32_ b) { return MM_(max_epi16)(a, b); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     const vu32_ factor = isplat_(b), upper = MM_(slli_epi64)(isplat_(0xFFFFFFFFu), 32); /* the odd words */
     const vu32_ even = MM_(mul_epu32)(a, factor), odd = MM_(mul_epu32)(MM_(srli_epi64)(a, 32), factor);
-    *low = or_(SI_(andnot)(upper, even), MM_(slli_epi64)(odd, 32));
+    *low = or_(SI_(andnot_si)(upper, even), MM_(slli_epi64)(odd, 32));
     *high = or_(MM_(srli_epi64)(even, 32), and_(upper, odd));
 }
 FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) { /* even lanes; next line: odd lanes */
     sum[0] = MM_(add_epi64)(sum[0], MM_(mul_epu32)(a, b));
     sum[1] = MM_(add_epi64)(sum[1], MM_(mul_epu32)(MM_(srli_epi64)(a, 32), MM_(srli_epi64)(b, 32)));
 }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return SI_(loadu)((const vu32_ *)p); }
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { SI_(storeu)((vu32_ *)p, a); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return SI_(loadu_si)((const vu32_ *)p); }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { SI_(storeu_si)((vu32_ *)p, a); }
 FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return MM_(unpacklo_epi32)(a, b); }
 FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return MM_(unpackhi_epi32)(a, b); }
 
@@ -3469,7 +3471,7 @@ FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return or_(a, b); }
 FN_ int any_true_(vmask_ a) { return MM_(movemask_epi8)(a) != 0; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return and_(m, a); }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
-    return SI_(andnot)(MM_(cmpeq_epi16)(and_(a, exponent), isplat_(0)), a);
+    return SI_(andnot_si)(MM_(cmpeq_epi16)(and_(a, exponent), isplat_(0)), a);
 }
 FN_ int any_gt16_(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_epi16)(a, limit)) != 0; }
 #endif
@@ -3505,7 +3507,7 @@ FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 #define IMAX_ 1
 #define FP16_ 1
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return MM_(max_epi32)(a, b); }
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream)((vu32_ *)p, a); }
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
 FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 #endif
 
@@ -8956,7 +8958,10 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     open = h[10] == 0;
     kopt_optimizer_from_header_(&made, h, open);
     kopt_make_variant_(&rounding, &moments, &made);
-    if (open) rounding &= 15, moments &= 7;
+    if (open) {
+        rounding &= 15;
+        moments &= 7;
+    }
     if (h[7] != rounding || h[9] != moments) return KOPT_ERROR_STATE; /* they contradict the rule or a format */
     if (made.nesterov && (moments & 7) == 0) return KOPT_ERROR_STATE; /* without momentum */
     if (h[31] > 127) return KOPT_ERROR_STATE;                         /* first_index */
