@@ -277,7 +277,7 @@
    any language, others at the enum (KOPT_NODISCARD_, from C++17 and C23 on), Microsoft's /analyze at _Check_return_. */
 #ifdef KOPT_GNU_
 #define KOPT_RESULT_ __attribute__((__warn_unused_result__)) kopt_result
-#elif defined(_MSC_VER)
+#elif defined(_Check_return_)
 #define KOPT_RESULT_ _Check_return_ kopt_result
 #else
 #define KOPT_RESULT_ kopt_result
