@@ -5598,7 +5598,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
    nothing, and the compiler drops its function. fp32 is in every build: buffers and steps without moments have it.
    % 32: ANY_ is no bit. */
 #define IN_SET_(set, value) ((value) == ANY_ || ((set) >> (value) % 32 & 1u) != 0)
-#define MATCHES_(set, value, first, second)                                   \
+#define MATCHES_(set, value, first, second)                                 \
     ((first) == ANY_ || (IN_SET_(set, first) && (int)(value) == (first)) || \
      (IN_SET_(set, second) && (int)(value) == (second)))
 #define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))

@@ -517,8 +517,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_part_(uint32_t *packed, const kopt_byte_ *base
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         kopt_cuda_insert_(packed, size, q,
-                          p.skip <= q && q < p.n ? kopt_cuda_load_one_(from + (uint64_t)q * size, size)
-                                                 : 0);
+                          p.skip <= q && q < p.n ? kopt_cuda_load_one_(from + (uint64_t)q * size, size) : 0);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
@@ -555,8 +554,8 @@ KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) { /* the word of element e + q; if e + q is odd, its halves change places */
         const uint32_t halves = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
-        r[q] = kopt_random_combine_(((e ^ (uint32_t)q) & 1) != 0 ? halves >> 16 | halves << 16 : halves,
-                                    e + (uint64_t)q);
+        r[q] =
+            kopt_random_combine_(((e ^ (uint32_t)q) & 1) != 0 ? halves >> 16 | halves << 16 : halves, e + (uint64_t)q);
     }
 }
 
@@ -646,8 +645,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_octet_(int wide, uint32_t *packed, const kopt_
         for (i = 0; i < 2 * size; i++) packed[i] = kopt_cuda_load_one_as_(1, p + 4 * i, 4);
     } else {
         KOPT_UNROLL_
-        for (i = 0; i < 8; i++)
-            kopt_cuda_insert_(packed, size, (int)i, kopt_cuda_load_one_as_(1, p + i * size, size));
+        for (i = 0; i < 8; i++) kopt_cuda_insert_(packed, size, (int)i, kopt_cuda_load_one_as_(1, p + i * size, size));
     }
 }
 
@@ -691,8 +689,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_copy_(const kopt_cuda_tensor_ *t, uint64_t i,
     }
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
-        kopt_cuda_insert_(copy, 2, q,
-                          kopt_round_nearest16_cuda_(kopt_as_f32_(weight[q]), (kopt_format)t->copy_format));
+        kopt_cuda_insert_(copy, 2, q, kopt_round_nearest16_cuda_(kopt_as_f32_(weight[q]), (kopt_format)t->copy_format));
     kopt_cuda_store_octet_(0, t->copy + i * 2, 2, copy);
 }
 
@@ -1118,8 +1115,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
                     kopt_philox_cuda_(w, &key, kopt_philox_block_(t->first + position));
                 }
                 if (position - t->pad >= t->complete ||
-                    !kopt_cuda_step_complete_(a, index, weight, moment, rounding, position - t->pad, w, copies,
-                                              NULL))
+                    !kopt_cuda_step_complete_(a, index, weight, moment, rounding, position - t->pad, w, copies, NULL))
                     left |= 1u << octet;
             }
             for (octet = 0; left >> octet != 0; octet++)
@@ -1428,8 +1424,7 @@ KOPT_CUDA_FN_ void kopt_cuda_share_(kopt_cuda_control_ *c, uint32_t lane, kopt_c
     if (lane != 0) return;
     shared->norm = norm;
     shared->result = needs_stats && !ready ? KOPT_ERROR_STEP : KOPT_OK;
-    shared->skip =
-        (needs_stats && nonfinite) || (found_inf != NULL && (kopt_as_u32_(*found_inf) & 0x7FFFFFFFu) != 0);
+    shared->skip = (needs_stats && nonfinite) || (found_inf != NULL && (kopt_as_u32_(*found_inf) & 0x7FFFFFFFu) != 0);
     if (needs_stats) c->status.norm = norm;
     c->ready = 0;
 }
@@ -1926,8 +1921,7 @@ KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k,
     const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
     const size_t size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const sums = (kopt_byte_ *)k->a.sum, *const residuals =
-                                                                     (kopt_byte_ *)k->a.residual;
+    kopt_byte_ *const sums = (kopt_byte_ *)k->a.sum, *const residuals = (kopt_byte_ *)k->a.residual;
     uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, residual_words[4] = {0, 0, 0, 0}, grad[8],
              r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     uint32_t new_sum[8], new_residual[4];
@@ -2010,16 +2004,16 @@ typedef struct kopt_cuda_map_ {
         uint32_t in[8], in2[8], out[8], out2[8];                                                    \
         int q;                                                                                      \
         kopt_cuda_load_part_(in, k->x, 4, p);                                                       \
-        if (k->y != NULL) kopt_cuda_load_part_(in2, k->y, 4, p);                              \
+        if (k->y != NULL) kopt_cuda_load_part_(in2, k->y, 4, p);                                    \
         KOPT_UNROLL_                                                                                \
         for (q = 0; q < 8; q++) {                                                                   \
             const float x = kopt_as_f32_(in[q]);                                                    \
-            float y = k->y != NULL ? kopt_as_f32_(in2[q]) : 0;                                \
+            float y = k->y != NULL ? kopt_as_f32_(in2[q]) : 0;                                      \
             out[q] = kopt_as_u32_(formula);                                                         \
             out2[q] = kopt_as_u32_(y);                                                              \
         }                                                                                           \
         kopt_cuda_store_part_(k->out, 4, p, out);                                                   \
-        if (k->out2 != NULL) kopt_cuda_store_part_(k->out2, 4, p, out2);                      \
+        if (k->out2 != NULL) kopt_cuda_store_part_(k->out2, 4, p, out2);                            \
     }
 KOPT_CUDA_FLOATS_(exp, kopt_vmath_exp_cuda_(x, 0))
 KOPT_CUDA_FLOATS_(log, kopt_vmath_log_cuda_(x))
@@ -2629,9 +2623,7 @@ static kopt_result kopt_cuda_refuse_capture_(void *stream) {
 static size_t kopt_cuda_align16_(size_t x) { return (x + 15) & ~(size_t)15; }
 
 /* Does a constant of a kernel fit this value? -1 fits every value. */
-static int kopt_cuda_matches_(int constant, unsigned value) {
-    return constant < 0 || (unsigned)constant == value;
-}
+static int kopt_cuda_matches_(int constant, unsigned value) { return constant < 0 || (unsigned)constant == value; }
 
 /* Does the rule have specialized kernels? */
 static int kopt_cuda_has_kernels_(kopt_rule rule) {
@@ -2650,8 +2642,7 @@ static int kopt_cuda_natural_(const kopt_optimizer *opt, const kopt_tensor *t) {
     size_t state_size = residual_size > weight_size ? residual_size : weight_size;
     if (kopt_moments_(opt) > 0 && (opt->moment_format == KOPT_F32 || opt->moment_format == KOPT_Q8)) state_size = 4;
     return (uintptr_t)t->weight % weight_size == 0 && (uintptr_t)t->grad % grad_size == 0 &&
-           (uintptr_t)t->state % state_size == 0 &&
-           (t->copy == NULL || (uintptr_t)t->copy % copy_size == 0);
+           (uintptr_t)t->state % state_size == 0 && (t->copy == NULL || (uintptr_t)t->copy % copy_size == 0);
 }
 
 /* The number of the first kernel that fits. */
@@ -2663,7 +2654,7 @@ static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t)
 #define KOPT_CUDA_FITS_(i, name, kernel_weight, kernel_moment, kernel_rounding, copies)                       \
     if (kopt_cuda_matches_(kernel_weight, opt->weight_format) && kopt_cuda_matches_(kernel_moment, moment) && \
         (kernel_moment == KOPT_Q8) == (moment == KOPT_Q8) && kopt_cuda_matches_(kernel_rounding, rounding) && \
-        (kernel_weight < 0 || (common && t->counts == NULL)) && (copies || t->copy == NULL))      \
+        (kernel_weight < 0 || (common && t->counts == NULL)) && (copies || t->copy == NULL))                  \
         return i;
     KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
     KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
@@ -2849,8 +2840,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
                 tensor[index].natural = kopt_cuda_natural_(groups[g].opt, &groups[g].tensors[i]) != 0;
                 tensor[index].group = (uint32_t)g;
                 tensor[index].first_task = tasks;
-                for (k = kopt_cuda_tasks_(&tensor[index], p.width_); k > 0; k--)
-                    task[tasks++] = (uint32_t)index;
+                for (k = kopt_cuda_tasks_(&tensor[index], p.width_); k > 0; k--) task[tasks++] = (uint32_t)index;
             }
     }
     p.first_[KOPT_CUDA_KERNELS_] = tasks;
@@ -2859,8 +2849,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
             if (!kopt_cuda_stable_(groups[g].opt)) continue;
             tensor[index].ratio_plus_1 = ++stable;
             tensor[index].first_round = rounds;
-            for (k = kopt_cuda_rounds_(groups[g].tensors[i].n); k > 0; k--)
-                round[rounds++] = (uint32_t)index;
+            for (k = kopt_cuda_rounds_(groups[g].tensors[i].n); k > 0; k--) round[rounds++] = (uint32_t)index;
         }
     *plan = p;
     return KOPT_OK;
@@ -2913,8 +2902,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan,
     kopt_result result;
     uint32_t blocks, resident;
     if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
-    result = kopt_cuda_launch_prologue_((kopt_cuda_control_ *)plan->device, kopt_cuda_groups_(plan),
-                                        plan->groups_, stream);
+    result =
+        kopt_cuda_launch_prologue_((kopt_cuda_control_ *)plan->device, kopt_cuda_groups_(plan), plan->groups_, stream);
     if (result != KOPT_OK || plan->stable_ == 0) return result;
     a = kopt_cuda_arguments_of_(plan, 0, 0);
     resident = kopt_cuda_resident_(KOPT_CUDA_MEASURE_);
@@ -3296,7 +3285,7 @@ static kopt_cuda_function_ kopt_cuda_function_of_(void *out, void *out2, const v
 
 #define KOPT_CUDA_UNARY_(name)                                                                                  \
     KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_##name(float *out, const float *x, size_t n, void *stream) {     \
-        kopt_cuda_function_ k = kopt_cuda_function_of_(out, NULL, x, NULL);                         \
+        kopt_cuda_function_ k = kopt_cuda_function_of_(out, NULL, x, NULL);                                     \
         const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                          \
         return result != KOPT_OK || n == 0 ? result                                                             \
                                            : kopt_cuda_launch_##name##_(&k, n, kopt_cuda_pad_(out, 4), stream); \
