@@ -1130,7 +1130,7 @@ KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t 
             const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
             kopt_counts counts = {0, 0, 0};
             uint32_t x = lane;
-            if (from < t->pad) x += (uint32_t)(t->pad - from + 31 - lane) & ~(uint64_t)31;
+            if (from < t->pad) x += (uint32_t)((t->pad - from + 31 - lane) & ~(uint64_t)31);
             for (; (int)x < limit; x += 32) {
                 const uint64_t position = from + x;
                 kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad,
@@ -2866,7 +2866,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
 }
 
 static kopt_cuda_group_ *kopt_cuda_groups_(const kopt_cuda_plan *plan) {
-    return (kopt_cuda_group_ *)(kopt_byte_ *)plan->device + kopt_cuda_align16_(sizeof(kopt_cuda_control_));
+    return (kopt_cuda_group_ *)((kopt_byte_ *)plan->device + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
 }
 
 static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t count) {
@@ -2887,7 +2887,7 @@ static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, 
 }
 
 static uint32_t kopt_cuda_tensors_(const kopt_cuda_plan *plan) {
-    return (uint32_t)(plan->at_tasks_ - plan->at_tensors_) / sizeof(kopt_cuda_tensor_);
+    return (uint32_t)((plan->at_tasks_ - plan->at_tensors_) / sizeof(kopt_cuda_tensor_));
 }
 
 static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, uint32_t limit) {
