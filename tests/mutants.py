@@ -132,7 +132,7 @@ OWN_ROOMS = [
 NOT_HERE = re.compile(r"kopt_(enabled_value|moment_count_in_build|built_in|copy_options|isa_\w*|sleef\w*|swap\w*|"
                       r"version|make_optimizer|result_string|enter|leave|copy|prefetch\w*)_?$|"
                       r"K_\((step|convert|convert_array|nt_\w+)\)")
-NO_CHANGE = re.compile(r"PREFETCH_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|KOPT_SINGLE_BIT_|"
+NO_CHANGE = re.compile(r"PREFETCH_|DIVIDE64_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|KOPT_SINGLE_BIT_|"
                        r"NT_THRESHOLD_|sfence|__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
 CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
 PAIRS = ("add sub", "and or", "min max", "interleave_low interleave_high", "mul div", "unpacklo unpackhi", "srli slli",
