@@ -5314,10 +5314,9 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     b.moments.fourth = moment[3].b;
     x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number[0], r->stride[0], 0, layout, &a, &y->a);
     x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number[1], r->stride[1], 1, layout, &b, &y->b);
-    /* A NaN of another format, or of a weight joined with its residual, can have bits below those of a bf16. Rounding
-       could carry them and turn the NaN into a number. */
-    if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight) ||
-        (k->use_l2 && kind.rounding >= KOPT_COMPACT)) {
+    /* A NaN of another format can have bits below those of a bf16. Rounding could carry them and turn the NaN into a
+       number. */
+    if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight)) {
         if (any_true_(unordered_(x->a, x->b))) return 0;
         if (kind.rule == KOPT_ADAM_ATAN2 && any_true_(unordered_(y->a, y->b))) return 0;
     }

@@ -38,7 +38,6 @@ BY_HAND = [
     # what vectors leave to one lane
     ("K_(direction_pair)", "any_true_(unordered_(x->a, x->b))", "0"),
     ("K_(direction_pair)", "any_true_(unordered_(y->a, y->b))", "0"),
-    ("K_(direction_pair)", "(k->use_l2 && kind.rounding >= KOPT_COMPACT)", "0"),
     ("K_(direction_pair)", "kind.grad != kind.weight", "0"),
     ("K_(step_element)", "as_u32_(K_(canonical_nan)(x))", "as_u32_(x)"),
     ("K_(step_element)", "as_u32_(K_(canonical_nan)(y))", "as_u32_(y)"),
