@@ -532,17 +532,14 @@ static void try_header(const unsigned char *h) {
 static void check_no_padding(void) {
     kopt_optimizer a, b;
     memset(&a, 0, sizeof a), memset(&b, 0xFF, sizeof b);
-#define SET(field) memcpy(&b.field, &a.field, sizeof a.field);
-    SET(rule)
-    SET(weight_format)
-    SET(rounding)
-    SET(moment_format) SET(moment_rounding) SET(compensation_rounding) SET(decay_mode) SET(nesterov) SET(maximize)
-        SET(zero_grad) SET(lr) SET(max_lr) SET(weight_decay) SET(amsgrad) SET(stable) SET(moments_only) SET(lookahead)
-            SET(lookahead_rate) SET(beta1) SET(beta2) SET(beta3) SET(eps) SET(momentum) SET(dampening) SET(grad_scale)
-                SET(clip) SET(seed) SET(step) SET(made_) SET(atan2_a) SET(atan2_b) SET(atan2_outside) SET(unused_)
-                    SET(sharpness) SET(vmath)
+#define SET(field) memcpy(&b.field, &a.field, sizeof a.field)
+    SET(rule), SET(weight_format), SET(rounding), SET(moment_format), SET(moment_rounding), SET(compensation_rounding),
+        SET(decay_mode), SET(nesterov), SET(maximize), SET(zero_grad), SET(lr), SET(max_lr), SET(weight_decay),
+        SET(amsgrad), SET(stable), SET(moments_only), SET(lookahead), SET(lookahead_rate), SET(beta1), SET(beta2),
+        SET(beta3), SET(eps), SET(momentum), SET(dampening), SET(grad_scale), SET(clip), SET(seed), SET(step),
+        SET(made_), SET(atan2_a), SET(atan2_b), SET(atan2_outside), SET(unused_), SET(sharpness), SET(vmath);
 #undef SET
-                        ok(sizeof(void *) != 8 || !memcmp(&a, &b, sizeof a), "kopt_optimizer has no padding");
+    ok(sizeof(void *) != 8 || !memcmp(&a, &b, sizeof a), "kopt_optimizer has no padding");
 }
 
 static void check_contradictions(void) {
