@@ -102,13 +102,6 @@
    KAHAN_OPT_NO_SIMD          impl  Compiles the scalar code only: 10-30x slower, a tenth of the code. To drop functions
                                     that you do not call, compile with -ffunction-sections and link with
                                     -Wl,--gc-sections.
-   KAHAN_OPT_ONLY             impl  A set of KOPT_WITH_ bits (below). The build leaves out everything else and refuses
-                                    it with KOPT_ERROR_OPTION; what remains gives the same bits. KOPT_WITH_ALL &
-                                    ~KOPT_WITH_FP16 leaves out fp16. KOPT_TINY keeps AdamW and SGD in bf16, in 1.5 KB of
-                                    flash on a Cortex-M4F; SGD alone takes 1 KB (docs/size.md). Danger: a build without
-                                    KOPT_WITH_CHECKS refuses only what the guards of KOPT_TINY name, leaves the header
-                                    of state blocks zero (the arrays keep their places), and needs the default
-                                    floating-point environment. Run the same calls once in a build with checks.
    KAHAN_OPT_VMATH            all   Adds vector mathematics, random numbers and the rules Adam-atan2 and smooth Lion:
                                     see their sections. Without it, their declarations are hidden; the layout of structs
                                     is the same. Costs 3 s of compile time and 100 KB of code.
@@ -168,57 +161,6 @@
 */
 
 #define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
-
-/* The bits of KAHAN_OPT_ONLY: see CONFIGURATION. */
-
-/* Formats of weights, gradients, moments and copies. Q8: of moments and compressed gradients only. */
-#define KOPT_WITH_F32 0x00000001u
-#define KOPT_WITH_BF16 0x00000002u
-#define KOPT_WITH_FP16 0x00000004u
-#define KOPT_WITH_Q8 0x00000008u
-/* kopt_compress() and kopt_decompress_add(). Every build has kopt_reduce(). */
-#define KOPT_WITH_COMPRESSION 0x00000010u
-/* Values of opt.rounding. */
-#define KOPT_WITH_NEAREST 0x00000020u
-#define KOPT_WITH_STOCHASTIC 0x00000040u
-#define KOPT_WITH_KAHAN 0x00000080u
-#define KOPT_WITH_COMPACT 0x00000100u
-#define KOPT_WITH_EXACT 0x00000200u
-/* Values of opt.moment_rounding and opt.compensation_rounding. */
-#define KOPT_WITH_NEAREST_STATE 0x00000400u
-#define KOPT_WITH_STOCHASTIC_STATE 0x00000800u
-/* Values of opt.decay_mode. */
-#define KOPT_WITH_L2 0x00001000u
-#define KOPT_WITH_DECOUPLED 0x00002000u
-#define KOPT_WITH_FULLY_DECOUPLED 0x00004000u
-/* SGD with opt.momentum, opt.dampening and opt.nesterov. */
-#define KOPT_WITH_MOMENTUM 0x00008000u
-/* Rules. With KAHAN_OPT_VMATH, and if SGD and F32 are there, too, ADAM includes Adam-atan2 and LION smooth Lion. */
-#define KOPT_WITH_SGD 0x00010000u
-#define KOPT_WITH_ADAM 0x00020000u
-#define KOPT_WITH_LION 0x00040000u
-#define KOPT_WITH_ADAN 0x00080000u
-#define KOPT_WITH_RADAM 0x00100000u
-#define KOPT_WITH_RANGER 0x00200000u
-#define KOPT_WITH_EMA 0x00400000u
-/* Guards of a build without KOPT_WITH_CHECKS: see KOPT_TINY. */
-#define KOPT_WITH_GUARDS 0x20000000u
-/* opt.maximize, zero_grad, clip, amsgrad, stable and moments_only; kopt_tensor's copy, counts, rate_scale and
-   first_index; fp32 weights for kopt_state_init(). */
-#define KOPT_WITH_EXTRAS 0x40000000u
-/* Checks of arguments, buffers and state blocks; independence of the caller's floating-point environment. */
-#define KOPT_WITH_CHECKS 0x80000000u
-/* Everything: the build without KAHAN_OPT_ONLY. */
-#define KOPT_WITH_ALL 0xFFFFFFFFu
-
-/* SGD without momentum and AdamW, all in bf16 with KAHAN: see docs/size.md. KOPT_TINY has guards, which refuse what
-   would otherwise go wrong silently. kopt_step_begin() refuses an optimizer that no constructor made, or that uses a
-   part that the build leaves out. kopt_state_init() refuses the same, and fp32 weights, a gradient in another format, a
-   copy, counts, a first_index, a rate_scale other than 0 and 1, and a state block that is too small. KOPT_BARE has no
-   guards. */
-#define KOPT_BARE (KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | \
-                   KOPT_WITH_SGD | KOPT_WITH_ADAM)
-#define KOPT_TINY (KOPT_BARE | KOPT_WITH_GUARDS)
 
 #include <stddef.h>
 #include <stdint.h>
@@ -604,6 +546,101 @@ KOPT_INLINE_ float kopt_sub_(float a, float b) {
     return difference;
 }
 
+KOPT_INLINE_ float kopt_mul_(float a, float b) {
+    float product;
+#ifdef __CUDA_ARCH__
+    KOPT_PTX_("mul.rn.f32", "f", product, a, b);
+#else
+    product = a * b;
+    KOPT_OPAQUE_FLOAT_(product);
+#endif
+    return product;
+}
+
+/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead: -mrecip,
+   -mlow-precision-div, clang -Ofast on PowerPC. */
+KOPT_INLINE_ float kopt_div_(float a, float b) {
+    float r;
+#ifdef __CUDA_ARCH__
+    KOPT_PTX_("div.rn.f32", "f", r, a, b);
+#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+    __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__)) && defined(__AVX__)
+    __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+    __asm__("divss {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b));
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
+    __asm__("fdiv %s0, %s1, %s2" : "=w"(r) : "w"(a), "w"(b));
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
+    __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
+#else
+    /* Against -freciprocal-math, which multiplies by 1 / b, computed once for a whole loop. */
+    KOPT_OPAQUE_FLOATS_(a, b);
+    r = a / b;
+    KOPT_OPAQUE_FLOAT_(r);
+#endif
+    return r;
+}
+
+/* Square root, correctly rounded: one instruction where the machine has it, else bit by bit. */
+KOPT_INLINE_ float kopt_sqrt_(float x) {
+#ifdef __CUDA_ARCH__
+    float root;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+    float root;
+#ifdef __AVX__
+    __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(root) : "x"(x));
+#else
+    __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(root) : "x"(x));
+#endif
+    return root;
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
+    float root;
+    __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(x));
+    return root;
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+    float root;
+    __asm__("fsqrt.s %0, %1" : "=f"(root) : "f"(x));
+    return root;
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
+    float root;
+    __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
+    return root;
+#elif defined(KOPT_GNU_) && defined(__wasm__)
+    float root = __builtin_sqrtf(x);
+    KOPT_OPAQUE_FLOAT_(root);
+    return root;
+#else
+    uint32_t u = kopt_as_u32_(x), exponent = u >> 23, significand = u & 0x007FFFFFu, root = 0, trial;
+    uint32_t remainder = 0, i;
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u || (u > 0x80000000u)) return kopt_as_f32_(0x7FC00000u);
+    if ((u & 0x7FFFFFFFu) == 0 || u == 0x7F800000u) return x;
+    if (exponent == 0) {
+        for (exponent = 1; significand < 0x00800000u; significand <<= 1) exponent--; /* may fall below 0: modulo 2^32 */
+    } else {
+        significand |= 0x00800000u;
+    }
+    exponent += 127; /* x = significand * 2^(exponent - 277); an even exponent, halved, is the exponent of the root */
+    if ((exponent & 1u) != 0) significand <<= 1;
+    exponent >>= 1;
+    significand <<= 7;         /* 31 or 32 bits; each bit of the root consumes two */
+    for (i = 0; i < 25; i++) { /* 24 bits and a rounding bit */
+        remainder = (remainder << 2) | (significand >> 30);
+        significand <<= 2;
+        trial = (root << 2) | 1u;
+        root <<= 1;
+        if (remainder >= trial) {
+            remainder -= trial;
+            root |= 1u;
+        }
+    }
+    root = (root + 1u) >> 1; /* never a tie: a root of exactly 25 bits has a square of 49 or 50 bits, and x has 24 */
+    return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
+#endif
+}
+
 /* *w += delta. The compensation *c, 0 before the first update, keeps what does not fit into *w, so that updates down to
    2^-31 of the weight count in full. In the default floating-point environment the result is, bit for bit, that of a
    step's KAHAN store with the same 16 random bits; this function does not set the environment. random16 = 0x8000 rounds
@@ -657,6 +694,98 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
    32 - 8, KOPT_ERROR_NULL (any pointer may be NULL if n is 0), KOPT_ERROR_OVERLAP. */
 KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
                                       kopt_random_key key);
+
+/* ---- INLINE STEPS ------------------------------------------------------------------------------------------------ */
+
+/* The step on one screen: AdamW, and SGD without momentum, for bf16 with KAHAN. For firmware, which needs neither an
+   implementation nor a state block: 0.7 KB of code on a Cortex-M4F. The bits are those of kopt_optimizer_step() for
+   kopt_adamw(lr) and kopt_sgd(lr, 0), with the same weight_decay, betas, eps, seed and id and no other option, in the
+   default floating-point environment. Nothing is checked.
+
+   One kopt_inline_optimizer per tensor: it counts the steps of this tensor. All arrays have n elements and begin as
+   zeros, except the weights; they must not overlap. To resume, save the arrays and step. */
+typedef struct kopt_inline_optimizer {
+    float lr, weight_decay;
+    float beta1, gain1, beta2, gain2, eps; /* gain is 1 - beta, rounded once: 0.1f for 0.9f. Set both                  */
+    uint64_t seed;                         /* of the run                                                               */
+    uint32_t step, id;                     /* id: each tensor of a model needs its own                                 */
+} kopt_inline_optimizer;
+
+/* The defaults of kopt_adamw(): beta1 0.9, beta2 0.999, eps 1e-8, seed 0. SGD is kopt_sgd(): give it weight_decay 0. */
+KOPT_INLINE_ kopt_inline_optimizer kopt_inline_optimizer_of(float lr, float weight_decay, uint32_t id) {
+    const kopt_inline_optimizer opt = {lr, weight_decay, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0, 0, id};
+    return opt;
+}
+
+/* The random bits of element i: kopt_random(), stream 0. words keeps what eight elements share, from i % 8 == 0 on. */
+static KOPT_UNUSED_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *opt, uint32_t words[4], uint32_t i) {
+    uint32_t word, key0 = (uint32_t)opt->seed, key1 = (uint32_t)(opt->seed >> 32), round;
+    if (i % 8 == 0) { /* Philox4x32-7 */
+        words[0] = i >> 11 << 4 | (i >> 3 & 15);
+        words[1] = 0;
+        words[2] = opt->step;
+        words[3] = opt->id;
+        for (round = 0; round < 7; round++, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
+            const uint64_t p = (uint64_t)words[0] * 0xD2511F53u, q = (uint64_t)words[2] * 0xCD9E8D57u;
+            words[0] = (uint32_t)(q >> 32) ^ words[1] ^ key0;
+            words[1] = (uint32_t)q;
+            words[2] = (uint32_t)(p >> 32) ^ words[3] ^ key1;
+            words[3] = (uint32_t)p;
+        }
+    }
+    word = words[i / 2 & 3];
+    if (i % 2 != 0) word = word >> 16 | word << 16;
+    return word >> 16 << 17 | ((word + (word >> 16 << 1) * (i >> 7 & 15) * 8) & 0xFFFFu);
+}
+
+/* 1 - beta^step, by squaring, without cancellation: 1 - (1 - a)(1 - b) = a + b - ab */
+static KOPT_UNUSED_ float kopt_inline_correction_(float gain, uint32_t step) {
+    float r = 0;
+    for (;; gain = kopt_sub_(kopt_add_(gain, gain), kopt_mul_(gain, gain))) {
+        if ((step & 1u) != 0) r = kopt_sub_(kopt_add_(r, gain), kopt_mul_(r, gain));
+        if ((step >>= 1) == 0) return r;
+    }
+}
+
+/* A moment rounds stochastically; a subnormal one is stored as 0. */
+static KOPT_UNUSED_ kopt_bf16 kopt_inline_moment_(float x, uint32_t random16) {
+    const kopt_bf16 moment = kopt_bf16_from_f32_stochastic(x, random16);
+    return (moment & 0x7F80u) != 0 ? moment : (kopt_bf16)0;
+}
+
+/* Loshchilov & Hutter 2019, algorithm 2: m and v are the moments, w the weights, c their compensations, g the gradient. */
+static KOPT_UNUSED_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *w, kopt_bf16 *c, kopt_bf16 *m,
+                                           kopt_bf16 *v, const kopt_bf16 *g, uint32_t n) {
+    const uint32_t t = ++opt->step;
+    const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));                /* lr / (1 - beta1^t) */
+    const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
+    const float decay = kopt_mul_(opt->lr, opt->weight_decay);
+    uint32_t words[4], i;
+    for (i = 0; i < n; i++) {
+        const float grad = kopt_f32_from_bf16(g[i]), weight = kopt_f32_from_bf16(w[i]);
+        const uint32_t r = kopt_inline_random_(opt, words, i);
+        const float m1 = kopt_add_(kopt_mul_(opt->beta1, kopt_f32_from_bf16(m[i])), kopt_mul_(opt->gain1, grad));
+        const float v1 = kopt_add_(kopt_mul_(opt->beta2, kopt_f32_from_bf16(v[i])),
+                                   kopt_mul_(kopt_mul_(opt->gain2, grad), grad));
+        const float direction = kopt_div_(m1, kopt_add_(kopt_mul_(kopt_sqrt_(v1), scale), opt->eps));
+        m[i] = kopt_inline_moment_(m1, KOPT_RANDOM_STORE(r, 1));
+        v[i] = kopt_inline_moment_(v1, KOPT_RANDOM_STORE(r, 2));
+        kopt_kahan_add_bf16(&w[i], &c[i], -kopt_add_(kopt_mul_(rate, direction), kopt_mul_(decay, weight)), r);
+    }
+}
+
+/* w -= lr * (g + weight_decay * w) */
+static KOPT_UNUSED_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *w, kopt_bf16 *c, const kopt_bf16 *g,
+                                         uint32_t n) {
+    uint32_t words[4], i;
+    ++opt->step;
+    for (i = 0; i < n; i++) {
+        const float grad = kopt_f32_from_bf16(g[i]), weight = kopt_f32_from_bf16(w[i]);
+        const uint32_t r = kopt_inline_random_(opt, words, i);
+        const float full = opt->weight_decay != 0 ? kopt_add_(grad, kopt_mul_(opt->weight_decay, weight)) : grad;
+        kopt_kahan_add_bf16(&w[i], &c[i], -kopt_mul_(opt->lr, full), r);
+    }
+}
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
@@ -729,9 +858,6 @@ typedef struct kopt_optimizer {
     double sharpness;                    /* Lion: >= 0; c is the interpolated gradient. 0 (default): sign(c). Above
                                             0: smooth Lion, tanh(sharpness * c), which tends to sign(c) as sharpness
                                             grows (smooth_beta of optax.scale_by_lion)                                */
-    const struct kopt_vmath *vmath;      /* the table that computes atan2 (Adam-atan2) and tanh (smooth Lion); NULL
-                                            (default): the built-in one, with the same bits everywhere. See VECTOR
-                                            MATHEMATICS                                                               */
 } kopt_optimizer;
 
 /* Formulas and defaults of torch.optim.SGD, Adam and AdamW (docs/numerics.md sections 5 and 6). lr is the learning
@@ -994,7 +1120,6 @@ typedef struct kopt_step {
     float sharpness;                     /* Lion: 0: sign(c); above 0: smooth Lion                                    */
     float slow_scale;                    /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a
                                             synchronization                                                           */
-    const struct kopt_vmath *vmath;
 } kopt_step;
 
 /* Begins a step: counts it in opt->step and computes its scalars. If it fails, *opt and *step are unchanged. Errors:
@@ -1383,37 +1508,6 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 /* With KAHAN_OPT_VMATH: the functions that forward and backward passes need besides + - * /. docs/vmath.md has the
    formulas, the measured errors and the origin of the coefficients. */
 
-/* A table of functions of fp32 arrays: the built-in ones, those of SLEEF, or your own from SVML, vForce, libmvec and
-   the like. The library uses the built-in function for an entry that is NULL. A function must accept any n, any
-   pointers aligned to 4 bytes, and an out that is one of its inputs. It is called in the default IEEE environment (see
-   CONTRACT, 1) and must return: after a longjmp or an exception, the program would go on in this environment instead
-   of its own. In a step (opt.vmath), atan2 and tanh are called in place for up to 256 elements, in no particular
-   order, on the thread of the step. */
-typedef struct kopt_vmath {
-    const char *name; /* for kopt_vmath_name(); NULL: "unnamed" */
-    void (*exp)(float *out, const float *x, size_t n);
-    void (*log)(float *out, const float *x, size_t n);
-    void (*tanh)(float *out, const float *x, size_t n);
-    void (*erf)(float *out, const float *x, size_t n);
-    void (*erfc)(float *out, const float *x, size_t n);
-    void (*atan2)(float *out, const float *y, const float *x, size_t n);
-    void (*sincospi)(float *sine, float *cosine, const float *x, size_t n); /* of pi * x */
-} kopt_vmath;
-
-/* The built-in table for the instruction set in use. It computes with + - * / only, so the bits are the same on
-   every machine. exp, log and tanh are within 1 ulp, all functions within 4. Never NULL. */
-KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void);
-
-/* The table of SLEEF, in a build with KAHAN_OPT_SLEEF and -lsleef: within 1.1 ulp (erfc 1.5), in the vector width of
-   kopt_isa_current() (for SSE2, SLEEF's 128-bit functions). NULL if it is not available: in other builds, without
-   FMA, with KOPT_ISA_SCALAR, and on any target or compiler except gcc and clang for AArch64 or for x86-64 with the
-   System V calling convention. fp32 results differ in bits from those of the built-in table. */
-KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void);
-
-/* The name of a table: "builtin avx2", "sleef avx512", or the name in your table. Here and below, NULL stands for
-   the default table: kopt_vmath_sleef() if it is available, otherwise kopt_vmath_builtin(). */
-KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
-
 /* out[i] = f(x[i]), computed in the default IEEE environment. Unlike elsewhere, the arrays must be aligned to 4 bytes;
    this is not checked. An output may be one of the inputs; partial overlap is refused, and so is any overlap of sine
    and cosine. NaN gives NaN; subnormals are not flushed to zero. Special values:
@@ -1425,14 +1519,13 @@ KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath);
        atan2      all quadrants, zeros and infinities as in C99
        sincospi   sin(pi * x) and cos(pi * x): exact at multiples of 1/2; a zero sine has the sign of x (SLEEF:
                   either sign); NaN at +-inf */
-KOPT_API_ KOPT_RESULT_ kopt_vmath_exp(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ KOPT_RESULT_ kopt_vmath_log(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ KOPT_RESULT_ kopt_vmath_tanh(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ KOPT_RESULT_ kopt_vmath_erf(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ KOPT_RESULT_ kopt_vmath_erfc(const kopt_vmath *vmath, float *out, const float *x, size_t n);
-KOPT_API_ KOPT_RESULT_ kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n);
-KOPT_API_ KOPT_RESULT_ kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
-                                           size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_exp(float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_log(float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_tanh(float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_erf(float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_erfc(float *out, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_atan2(float *out, const float *y, const float *x, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n);
 
 /* The functions of kopt_map(), with s(x) = 1 / (1 + e^-x), P the cumulative distribution function of the standard
    normal distribution, and g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
@@ -1453,17 +1546,15 @@ typedef enum kopt_function {
 } kopt_function;
 
 /* out[i] = f(x[i]) on bf16 or fp16 (format, for both), correctly rounded: for each of the 65,536 inputs the result
-   is nearest to the true value, ties to even. So the bits are the same on every machine, and with every table whose
-   exp, log and tanh are within 1 ulp. An infinity gives the limit (a zero has the sign of the side from which f
+   is nearest to the true value, ties to even. So the bits are the same on every machine. An infinity gives the limit (a zero has the sign of the side from which f
    approaches it). Subnormal inputs and results stay subnormal. NaN, and log below 0, give the canonical NaN. out may
    be x; partial overlap is refused. */
-KOPT_API_ KOPT_RESULT_ kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
-                                size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n);
 
 /* dx[i] = dy[i] * f'(x[i]), for f from KOPT_EXP to KOPT_SOFTPLUS except KOPT_LOG. The slope is rounded as in
    kopt_map(), its exact product with dy is rounded to nearest even. dx may be dy or x; partial overlap is refused. */
-KOPT_API_ KOPT_RESULT_ kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
-                                         const void *x, kopt_format format, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_map_backward(kopt_function f, void *dx, const void *dy, const void *x, kopt_format format,
+                                        size_t n);
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
@@ -1474,7 +1565,7 @@ KOPT_API_ KOPT_RESULT_ kopt_map_backward(const kopt_vmath *vmath, kopt_function 
 /* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
    deviations. mean and deviation must be finite, and deviation >= 0, otherwise KOPT_ERROR_RANGE. */
 KOPT_API_ KOPT_RESULT_ kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
-                                   kopt_random_key key);
+                                  kopt_random_key key);
 
 /* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, where u is one of 2^24 numbers that are
    symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low and high must be
@@ -1498,6 +1589,17 @@ KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, dou
 #if defined(KAHAN_OPT_IMPLEMENTATION) && !defined(KOPT_IMPLEMENTED_)
 #define KOPT_IMPLEMENTED_
 #define KOPT_IMPLEMENTING_ /* undefined at the end of the implementation */
+
+#ifdef __has_include
+#if !__has_include(<string.h>) /* bare metal, where compilers call these two all the same */
+#define KOPT_NO_STRING_H_
+KOPT_EXTERN_ void *memcpy(void *to, const void *from, size_t size);
+KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
+#endif
+#endif
+#ifndef KOPT_NO_STRING_H_
+#include <string.h>
+#endif
 
 #ifndef KAHAN_OPT_SELF
 #if defined(__INCLUDE_LEVEL__) && __INCLUDE_LEVEL__ == 0
@@ -1532,9 +1634,7 @@ KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, dou
 #endif
 #elif defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
 #define KOPT_NEON_ 1
-#elif defined(KOPT_GNU_) && !(defined(KOPT_GCC_) && __GNUC__ < 12) && \
-    (defined(__wasm_simd128__) ||                                     \
-     (defined(__powerpc64__) && defined(__POWER8_VECTOR__) && defined(__LITTLE_ENDIAN__)))
+#elif defined(KOPT_GNU_) && defined(__wasm_simd128__)
 #define KOPT_SIMD128_ 1
 #endif
 #if defined(KOPT_X86_) || defined(KOPT_NEON_) || defined(KOPT_SIMD128_)
@@ -1674,11 +1774,6 @@ typedef struct kopt_job_ {
     uint32_t id, stream;      /* of the random bits */
     float rate, weight_decay;
     int buffered; /* moment[] are fp32 buffers (means of squares as roots), which the caller then rounds and stores */
-#ifdef KAHAN_OPT_VMATH
-    /* The table whose tanh or atan2 runs between two stages of the step. NULL: the kernel needs no table. */
-    const kopt_vmath *vmath;
-    int quotient; /* Adam-atan2: vmath->atan2 computes the arc tangent of one argument, the quotient y / x */
-#endif
 } kopt_job_;
 
 /* The conversion of an array. */
@@ -1708,99 +1803,21 @@ typedef struct kopt_tool_ {
     float scale;
 } kopt_tool_;
 
-/* ---- CONTENTS OF THIS BUILD -------------------------------------------------------------------------------------- */
+/* ---- RULES, FORMATS AND ROUNDINGS -------------------------------------------------------------------------------- */
 
-#ifdef KAHAN_OPT_ONLY
-#define KOPT_ONLY_ ((KAHAN_OPT_ONLY) & KOPT_WITH_ALL)
-#else
-#define KOPT_ONLY_ KOPT_WITH_ALL
-#endif
-#if !(KOPT_ONLY_ & 7u) || !(KOPT_ONLY_ & 0x0FFF0000u)
-#error "KAHAN_OPT_ONLY leaves no format or no rule"
-#endif
-#define KOPT_HAS_(what) ((KOPT_ONLY_ & (what)) != 0)
-
-/* Specifiers of functions that a build without checks inlines, because it calls each of them only once or twice. */
-#if KOPT_ONLY_ & KOPT_WITH_CHECKS
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
 #ifdef __CUDA_ARCH__
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_ /* so that an optimizer and a step stay in registers */
 #else
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
 #endif
-#else
-#define KOPT_SMALL_FN_ static KOPT_FORCE_INLINE_
-#define KOPT_SCALARS_ static KOPT_FORCE_INLINE_
-#endif
 
-/* Returns value if this build contains option number `value`, otherwise another option that it contains. Bit i of the
-   constant `set` says whether the build contains option i. So the compiler knows which values are impossible and drops
-   their code: if the build contains one option, the result is a constant; if it contains two, the call costs one
-   comparison. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_enabled_value_(uint32_t set, int value) {
-#if KOPT_ONLY_ == KOPT_WITH_ALL
-    (void)set;
-    return value; /* nothing to drop */
-#else
-    const uint32_t lowest_bit = set & (0u - set), others = set ^ lowest_bit;
-    const int low = lowest_bit == 1    ? 0
-                    : lowest_bit == 2  ? 1
-                    : lowest_bit == 4  ? 2
-                    : lowest_bit == 8  ? 3
-                    : lowest_bit == 16 ? 4
-                    : lowest_bit == 32 ? 5
-                                       : 6;
-    if (others == 0) return low;
-    if ((others & (others - 1)) == 0) {
-        const int high = others == 2    ? 1
-                         : others == 4  ? 2
-                         : others == 8  ? 3
-                         : others == 16 ? 4
-                         : others == 32 ? 5
-                         : others == 64 ? 6
-                                        : 7;
-        return value == high ? high : low;
-    }
-    if ((set & 1u) == 0 && value == 0) value = low;
-    if ((set & 2u) == 0 && value == 1) value = low;
-    if ((set & 4u) == 0 && value == 2) value = low;
-    if ((set & 8u) == 0 && value == 3) value = low;
-    if ((set & 16u) == 0 && value == 4) value = low;
-    if ((set & 32u) == 0 && value == 5) value = low;
-    if ((set & 64u) == 0 && value == 6) value = low;
 #ifdef KAHAN_OPT_VMATH
-    if ((set & 128u) == 0 && value == 7) value = low; /* Adam-atan2 */
-#endif
-    return value;
-#endif
-}
-
-#define KOPT_FORMATS_ (KOPT_ONLY_ & 0xFu)
-#define KOPT_ROUNDINGS_ (KOPT_ONLY_ >> 5 & 0x1Fu)
-#define KOPT_STATE_ROUNDINGS_ (KOPT_ONLY_ >> 10 & 3u)
-#define KOPT_DECAYS_ (KOPT_ONLY_ >> 12 & 7u)
-#ifdef KAHAN_OPT_VMATH
-/* A build contains Adam-atan2 if it contains Adam, SGD and fp32; smooth Lion if it contains Lion, SGD and fp32. */
-#define KOPT_WITH_VMATH_RULES_ (KOPT_WITH_SGD | KOPT_WITH_F32)
-#define KOPT_RULES_               \
-    ((KOPT_ONLY_ >> 16 & 0x7Fu) | \
-     ((KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) == KOPT_WITH_VMATH_RULES_ ? KOPT_ONLY_ >> 10 & 0x80u : 0u))
 #define KOPT_LAST_RULE_ KOPT_ADAM_ATAN2
-#define KOPT_IS_ATAN2_(rule) ((rule) == KOPT_ADAM_ATAN2)
-#define KOPT_VMATH_HERE_ 1
 #else
-#define KOPT_VMATH_HERE_ 0
-#define KOPT_RULES_ (KOPT_ONLY_ >> 16 & 0x7Fu)
 #define KOPT_LAST_RULE_ KOPT_EMA
-#define KOPT_IS_ATAN2_(rule) 0
 #endif
 #define KOPT_LAST_ROUNDING_ KOPT_EXACT
-
-/* A build with everything has the bit of each rule and rounding: vectors leave one without to scalar code. */
-typedef char kopt_sets_complete_[KOPT_ONLY_ != KOPT_WITH_ALL || (KOPT_RULES_ == (2u << KOPT_LAST_RULE_) - 1 &&
-                                                                 KOPT_ROUNDINGS_ == (2u << KOPT_LAST_ROUNDING_) - 1)
-                                     ? 1
-                                     : -1];
 
 /* A function that needs a case for each rule or rounding says which is the last that it knows. It does not compile with
    a later one: then look whether that needs a case, and name it. */
@@ -1808,44 +1825,6 @@ typedef char kopt_sets_complete_[KOPT_ONLY_ != KOPT_WITH_ALL || (KOPT_RULES_ == 
 #define KOPT_ROUNDINGS_UP_TO_(known, function) KOPT_UP_TO_(KOPT_LAST_ROUNDING_, known, function)
 #define KOPT_UP_TO_(last, known, function) KOPT_UP_TO2_(last, known, function)
 #define KOPT_UP_TO2_(last, known, function) typedef char function##complete_[(last) <= (known) ? 1 : -1];
-#define KOPT_SINGLE_BIT_(set) (((set) & ((set) - 1u)) == 0)
-#define KOPT_ENABLED_VALUE_(type, set, value) ((type)(kopt_enabled_value_(set, ((int)(value)))))
-#define KOPT_RULE_(value) KOPT_ENABLED_VALUE_(kopt_rule, KOPT_RULES_, value)
-/* The rules of kopt_kind_: RAdam and Ranger are stepped as Adam. */
-#define KOPT_STEPPED_AS_ADAM_ (1u << KOPT_RADAM | 1u << KOPT_RANGER)
-#define KOPT_STEPPED_RULES_ \
-    ((KOPT_RULES_ & ~KOPT_STEPPED_AS_ADAM_) | ((KOPT_RULES_ & KOPT_STEPPED_AS_ADAM_) != 0 ? 1u << KOPT_ADAM : 0u))
-#define KOPT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_ & 7u, value) /* weight, gradient, copy */
-#define KOPT_MOMENT_FORMAT_(value) KOPT_ENABLED_VALUE_(kopt_format, KOPT_FORMATS_, value)
-/* The format of moments as a kernel sees them: fp32 instead of 8 bits. */
-#define KOPT_STEP_FORMAT_(value) \
-    KOPT_ENABLED_VALUE_(kopt_format, (KOPT_FORMATS_ | KOPT_FORMATS_ >> 3) & 7u, (value) == KOPT_Q8 ? KOPT_F32 : (value))
-#define KOPT_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_ROUNDINGS_, value)
-#define KOPT_STATE_ROUNDING_(value) KOPT_ENABLED_VALUE_(kopt_rounding, KOPT_STATE_ROUNDINGS_, value)
-/* Nearest or stochastic, for weights or for the state. With KOPT_WITH_EXTRAS a build always contains nearest, because
-   AMSGrad's maximum is rounded to nearest. */
-#define KOPT_ROUND_MODE_(value) \
-    KOPT_ENABLED_VALUE_(kopt_rounding, (KOPT_ROUNDINGS_ | KOPT_STATE_ROUNDINGS_ | (KOPT_ONLY_ >> 30 & 1u)) & 3u, value)
-#define KOPT_DECAY_(value) KOPT_ENABLED_VALUE_(kopt_decay_mode, KOPT_DECAYS_, value)
-
-/* The global index of an element. */
-#if KOPT_ONLY_ & KOPT_WITH_EXTRAS
-typedef uint64_t kopt_index_;
-#define KOPT_INDEX_(x) (x)
-#else
-typedef size_t kopt_index_; /* enough, because tensor.first_index is 0 */
-#define KOPT_INDEX_(x) ((size_t)(x))
-#endif
-
-/* The number of moments: a constant where the rule alone determines it in this build. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_moment_count_in_build_(kopt_rule rule, int moments) {
-    if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM)) return 0;
-    if (rule == KOPT_ADAM && !KOPT_HAS_(KOPT_WITH_EXTRAS)) return 2;
-    if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_EXTRAS))
-        return moments != 0; /* 0 or 1: a small build drops the code for more */
-    return moments;
-}
-
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
 }
@@ -1988,44 +1967,6 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte
     return part;
 }
 
-/* ---- FP32 ARITHMETIC --------------------------------------------------------------------------------------------- */
-
-KOPT_INLINE_ float kopt_mul_(float a, float b) {
-    float product;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("mul.rn.f32", "f", product, a, b);
-#else
-    product = a * b;
-    KOPT_OPAQUE_FLOAT_(product);
-#endif
-    return product;
-}
-
-/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead: -mrecip,
-   -mlow-precision-div, clang -Ofast on PowerPC. */
-KOPT_INLINE_ float kopt_div_(float a, float b) {
-    float r;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("div.rn.f32", "f", r, a, b);
-#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
-    __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__)) && defined(__AVX__)
-    __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
-    __asm__("divss {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b));
-#elif defined(KOPT_GNU_) && defined(__aarch64__)
-    __asm__("fdiv %s0, %s1, %s2" : "=w"(r) : "w"(a), "w"(b));
-#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
-    __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
-#else
-    /* Against -freciprocal-math, which multiplies by 1 / b, computed once for a whole loop. */
-    KOPT_OPAQUE_FLOATS_(a, b);
-    r = a / b;
-    KOPT_OPAQUE_FLOAT_(r);
-#endif
-    return r;
-}
-
 KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #ifdef __CUDA_ARCH__
     int r;
@@ -2036,85 +1977,15 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #endif
 }
 
-/* Square root, correctly rounded: one instruction where the machine has it, else bit by bit. */
-KOPT_INLINE_ float kopt_sqrt_(float x) {
-#ifdef __CUDA_ARCH__
-    float root;
-    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
-    return root;
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
-    float root;
-#ifdef __AVX__
-    __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(root) : "x"(x));
-#else
-    __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(root) : "x"(x));
-#endif
-    return root;
-#elif defined(KOPT_GNU_) && defined(__aarch64__)
-    float root;
-    __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(x));
-    return root;
-#elif defined(KOPT_GNU_) && defined(__riscv_flen)
-    float root;
-    __asm__("fsqrt.s %0, %1" : "=f"(root) : "f"(x));
-    return root;
-#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
-    float root;
-    __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
-    return root;
-#elif defined(KOPT_GNU_) && defined(__wasm__)
-    float root = __builtin_sqrtf(x);
-    KOPT_OPAQUE_FLOAT_(root);
-    return root;
-#else
-    uint32_t u = kopt_as_u32_(x), exponent = u >> 23, significand = u & 0x007FFFFFu, root = 0, trial;
-    uint32_t remainder = 0, i;
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u || (u > 0x80000000u)) return kopt_as_f32_(0x7FC00000u);
-    if ((u & 0x7FFFFFFFu) == 0 || u == 0x7F800000u) return x;
-    if (exponent == 0) {
-        for (exponent = 1; significand < 0x00800000u; significand <<= 1) exponent--; /* may fall below 0: modulo 2^32 */
-    } else {
-        significand |= 0x00800000u;
-    }
-    exponent += 127; /* x = significand * 2^(exponent - 277); an even exponent, halved, is the exponent of the root */
-    if ((exponent & 1u) != 0) significand <<= 1;
-    exponent >>= 1;
-    significand <<= 7;         /* 31 or 32 bits; each bit of the root consumes two */
-    for (i = 0; i < 25; i++) { /* 24 bits and a rounding bit */
-        remainder = (remainder << 2) | (significand >> 30);
-        significand <<= 2;
-        trial = (root << 2) | 1u;
-        root <<= 1;
-        if (remainder >= trial) {
-            remainder -= trial;
-            root |= 1u;
-        }
-    }
-    root = (root + 1u) >> 1; /* never a tie: a root of exactly 25 bits has a square of 49 or 50 bits, and x has 24 */
-    return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
-#endif
-}
-
 /* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
 
-/* Norms, loss scales, RAdam and checks of arguments need binary64. kopt_f64_ is double where the hardware computes in
-   binary64. Elsewhere (an FPU for fp32 only, no FPU, a double of 32 bits) it is the 64-bit word of a binary64 number,
-   and the operations below are integer code, which gives the same bits and calls no function of the compiler's runtime
-   library. */
+/* Norms, loss scales, RAdam and checks of arguments need binary64. */
 
-#ifndef KOPT_SOFT64_ /* 1: integer code; a test defines it to check that code on any machine */
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
-#define KOPT_SOFT64_ 1
-#elif defined(__arm__) && !(defined(__ARM_FP) && (__ARM_FP & 8))
-#define KOPT_SOFT64_ 1
-#elif defined(__riscv) && !(defined(__riscv_flen) && __riscv_flen >= 64)
-#define KOPT_SOFT64_ 1
-#elif defined(__mips_soft_float) || defined(__XTENSA__) || defined(__MSP430__) || defined(_SOFT_FLOAT)
-#define KOPT_SOFT64_ 1
-#else
-#define KOPT_SOFT64_ 0
+#error "kahan_opt.h needs a double of 64 bits (AVR: gcc -mdouble=64)"
 #endif
-#endif
+
+typedef double kopt_f64_;
 
 /* Converts binary32 to binary64, exactly. Returns the bits. */
 KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
@@ -2134,168 +2005,12 @@ typedef union kopt_bitcast64_ {
     uint64_t u;
 } kopt_bitcast64_;
 
-/* The bits of a double as binary64. A double of 32 bits is converted, exactly. */
+/* The bits of a double. */
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
-#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-    return kopt_float_to_bits64_(x);
-#else
     kopt_bitcast64_ bits;
     bits.d = x;
     return bits.u;
-#endif
 }
-
-/* Is this a build without checks, whose formulas compute with positive numbers only? */
-#ifdef KAHAN_OPT_VMATH
-#define KOPT_POSITIVE64_ 0
-#else
-#define KOPT_POSITIVE64_ \
-    (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_ADAN | KOPT_WITH_RADAM | KOPT_WITH_RANGER))
-#endif
-
-#if KOPT_SOFT64_
-
-typedef uint64_t kopt_f64_;
-
-enum { KOPT_SOFT_MUL_, KOPT_SOFT_DIV_, KOPT_SOFT_ADD_ };
-
-/* The significand of a normal number: 53 bits, the leading one in bit 61, and 9 bits for rounding. Bit 0 is sticky:
-   right shifts of a significand keep it set if they shift out a 1. */
-KOPT_INLINE_ uint64_t kopt_significand64_(uint64_t x) {
-    const uint64_t lead = (uint64_t)1 << 61;
-    return (x << 9 & (lead - 1)) | lead;
-}
-
-/* x * y, x / y or x + y, rounded to nearest even as in IEEE 754, with one difference: the result is +infinity if an
-   operand is infinite or NaN, or if the divisor is 0. The code is small rather than fast: one loop of right shifts and
-   additions serves both products and sums. With KOPT_POSITIVE64_ it takes positive numbers only (the second term of a
-   sum may be negative, if its magnitude is smaller) and returns 0 for a subnormal result. */
-static KOPT_NOINLINE_ uint64_t kopt_soft64_(uint64_t x, uint64_t y, int operation) {
-    const int general = !KOPT_POSITIVE64_;
-    const uint64_t top = (uint64_t)1 << 63, infinity = (uint64_t)2047 << 52;
-    uint64_t sign = (x ^ y) & top, a, b, m = 0;
-    const int subtract = operation == KOPT_SOFT_ADD_ && sign != 0;
-    int e, e2, n;
-    if (general && operation == KOPT_SOFT_ADD_) {
-        if ((x & ~top) < (y & ~top)) { /* swap, so that |x| >= |y| */
-            a = x;
-            x = y;
-            y = a;
-        }
-        sign = x & top;
-    }
-    a = kopt_significand64_(x);
-    b = kopt_significand64_(y);
-    e = (int)(x >> 52 & 2047);
-    e2 = (int)(y >> 52 & 2047);
-    if (general) {
-        if (e == 2047 || e2 == 2047) return infinity;
-        if (y << 1 == 0 && operation == KOPT_SOFT_ADD_) return x << 1 == 0 ? x & y : x;
-        if (y << 1 == 0 && operation == KOPT_SOFT_DIV_) return infinity;
-        if (x << 1 == 0 || y << 1 == 0) return sign;
-        if (e == 0) { /* subnormal */
-            a = x << 12 >> 3;
-            for (e = 1; a >> 61 == 0; a <<= 1) e--;
-        }
-        if (e2 == 0) {
-            b = y << 12 >> 3;
-            for (e2 = 1; b >> 61 == 0; b <<= 1) e2--;
-        }
-    }
-    n = e - e2;
-    if (operation == KOPT_SOFT_DIV_) {
-        e = n + 1023 + 62;
-        do { /* long division: one bit of the quotient in each iteration */
-            m <<= 1;
-            if (a >= b) {
-                a -= b;
-                m |= 1;
-            }
-            a <<= 1;
-            e--;
-        } while (m >> 61 == 0);
-        m |= a != 0;
-    } else {
-        a >>= 1;
-        if (operation == KOPT_SOFT_ADD_) {
-            m = b; /* the loop shifts it right by the difference of the exponents */
-            b = 0;
-            e++;
-        } else {
-            e += e2 - 1022;
-            n = 61; /* the loop adds a for each bit of b, from the lowest */
-        }
-        for (;; b >>= 1) {
-            m = (m >> 1) | (m & 1);
-            if (n-- == 0) break;
-            if ((b & 1) != 0) m += a;
-        }
-        if (subtract) m = 0 - m;
-        m += a;
-        if (general && m == 0) return 0;
-        for (; m >> 61 == 0; m <<= 1) e--;
-    }
-    if (!general) sign = 0;
-    if (!general && e <= 0) return 0;
-    for (; general && e <= 0; e++) m = (m >> 1) | (m & 1); /* subnormal */
-    /* to nearest even, at bit 9 */
-    m += 255 + (m >> 9 & 1);
-    if (general && e >= 2047) return sign | infinity;
-    return sign | ((m >> 9) + ((uint64_t)(e - 1) << 52));
-}
-
-KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return kopt_bits64_(x); }
-KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_mul64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_MUL_); }
-KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_DIV_); }
-KOPT_INLINE_ kopt_f64_ kopt_add64_(kopt_f64_ a, kopt_f64_ b) { return kopt_soft64_(a, b, KOPT_SOFT_ADD_); }
-KOPT_INLINE_ kopt_f64_ kopt_sub64_(kopt_f64_ a, kopt_f64_ b) {
-    return kopt_soft64_(a, b ^ (uint64_t)1 << 63, KOPT_SOFT_ADD_);
-}
-
-KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { /* n > 0 */
-    int e = 1023 + 52;
-    uint64_t significand = n;
-    for (; significand >> 52 == 0; significand <<= 1) e--;
-    return significand + ((uint64_t)(e - 1) << 52);
-}
-
-/* x / 2; x and the result are normal. */
-KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return x - ((uint64_t)1 << 52); }
-
-/* Rounds to binary32, nearest even. A NaN becomes an infinity. With KOPT_POSITIVE64_ a subnormal result becomes 0. */
-static KOPT_NOINLINE_ float kopt_to_float_(kopt_f64_ x) {
-    const uint32_t sign = !KOPT_POSITIVE64_ ? (uint32_t)(x >> 32) & 0x80000000u : 0;
-    const int exponent = (int)(x >> 52 & 2047);
-    int shift = 897 - exponent;
-    if (!KOPT_POSITIVE64_ && exponent >= 1023 + 128) return kopt_as_f32_(sign | 0x7F800000u);
-    if (KOPT_POSITIVE64_) {
-        if (shift > 0) return 0;
-        x -= (uint64_t)896 << 52;
-    } else {
-        x &= ((uint64_t)1 << 52) - 1;
-        if (shift <= 0) x += (uint64_t)(exponent - 896) << 52;
-        if (shift > 0) x |= (uint64_t)(exponent != 0) << 52; /* subnormal or zero */
-        for (; shift > 0 && x != 0; shift--) x = (x >> 1) | (x & 1);
-    }
-    x += 0x0FFFFFFFu + (x >> 29 & 1); /* to nearest even, at bit 29 */
-    return kopt_as_f32_(sign | (uint32_t)(x >> 29));
-}
-
-KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) { return bits; }
-KOPT_INLINE_ double kopt_to_double_(kopt_f64_ x) {
-#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-    return kopt_to_float_(x);
-#else
-    kopt_bitcast64_ bits;
-    bits.u = x;
-    return bits.d;
-#endif
-}
-
-#else
-
-typedef double kopt_f64_;
 
 #if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(__aarch64__)
 #define KOPT_REGISTER64_ KOPT_REGISTER_
@@ -2376,16 +2091,10 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
     return y;
 }
 
-#endif
-
 /* A double, and its bits in two halves. For constants that are not exact in binary32: gcc's -fsingle-precision-constant
    would round the literal, and with -frounding-math a quotient of exact literals would be rounded as the caller wants
    it. tests/signs.py compares the two. */
-#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-#define KOPT_DOUBLE_(literal, high, low) literal
-#else
-#define KOPT_DOUBLE_(literal, high, low) kopt_to_double_(kopt_bits_to_f64_(((uint64_t)(high) << 32) + (low)))
-#endif
+#define KOPT_DOUBLE_(literal, high, low) kopt_bits_to_f64_(((uint64_t)(high) << 32) + (low))
 #define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
 
@@ -2396,7 +2105,6 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
     const uint64_t top = (uint64_t)1 << 63;
     uint64_t x = kopt_f64_to_bits_(a), y = kopt_f64_to_bits_(b);
-    if (KOPT_POSITIVE64_) return x < y;
     x = (x & top) != 0 ? top - (x & ~top) : x | top; /* the order of the numbers; -0 becomes 0 */
     y = (y & top) != 0 ? top - (y & ~top) : y | top;
     return x < y;
@@ -2435,7 +2143,7 @@ KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_to_f64_
 static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t beta) {
     uint64_t q = beta << 11 | (uint64_t)1 << 63;
     /* 2047 drops the sign bit: beta may be -0 */
-    int shift = 1022 - (int)(beta >> 52 & (KOPT_POSITIVE64_ ? 4095 : 2047)), e = 1022;
+    int shift = 1022 - (int)(beta >> 52 & 2047), e = 1022;
 #ifdef __CUDA_ARCH__ /* q is shifted at once */
     if (shift > 0) q = shift < 64 ? q >> shift : 0;
 #else
@@ -2632,26 +2340,19 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* ---- jobs of vector mathematics, and inputs that are hard to round ---- */
-
-/* clang-format off */
 typedef enum kopt_vmath_kind_ {
-    KOPT_VMATH_EXP_, /* this and the next six: the functions of a kopt_vmath table */
+    KOPT_VMATH_EXP_,
     KOPT_VMATH_LOG_,
     KOPT_VMATH_TANH_,
     KOPT_VMATH_ERF_,
     KOPT_VMATH_ERFC_,
     KOPT_VMATH_ATAN2_,
     KOPT_VMATH_SINCOSPI_,
-    KOPT_VMATH_ADD_ONE_,    /* kopt_map: in + 1, in fp32 */
-    KOPT_VMATH_ARGUMENT_,    /* kopt_map: the arguments of the function */
-    KOPT_VMATH_RESULT_,     /* kopt_map: the 16-bit results */
-    KOPT_VMATH_MULTIPLY_,   /* kopt_map: 16-bit products */
-    KOPT_VMATH_NORMAL_,     /* standard normal random numbers */
-    KOPT_VMATH_UNIFORM_,    /* random numbers in (-1, 1) */
-    KOPT_VMATH_LINEAR_      /* a + b * in2 */
+    KOPT_VMATH_MAP_,
+    KOPT_VMATH_MAP_BACKWARD_, /* in2 * f(in): f is the slope */
+    KOPT_VMATH_NORMAL_,       /* a + b * a standard normal random number */
+    KOPT_VMATH_UNIFORM_       /* a + b * a random number in (-1, 1) */
 } kopt_vmath_kind_;
-/* clang-format on */
 
 /* One call of the kernel of vector mathematics. Each kind reads only some of the fields. */
 typedef struct kopt_vmath_job_ {
@@ -2660,133 +2361,25 @@ typedef struct kopt_vmath_job_ {
     kopt_format format;
     size_t n;
     const kopt_byte_ *in, *in2;
-    kopt_byte_ *out, *out2; /* KOPT_VMATH_RESULT_ of KOPT_SOFTPLUS reads out2 */
+    kopt_byte_ *out, *out2;
     float a, b;
-    uint64_t seed, first;
-    uint32_t step, id;
+    kopt_random_key key;
 } kopt_vmath_job_;
 
-/* All inputs that are hard to round: the exact result is so close to the midpoint of two 16-bit numbers (relative
-   distance up to 2^-20 for bf16, 2^-21 for fp16) that an fp32 result does not show which one is nearer. The table is
-   ordered by function, format and input; an entry is `input << 16 | output`. `tests/vmath.py patches` prints it. */
+/* The inputs that the polynomials do not round correctly, in the order of function, format (bf16, fp16) and input:
+   `input << 16 | output`. `tests/vmath.py exceptions` prints the table. */
 /* clang-format off */
-static const unsigned kopt_map_exception_start_[27] = {0,   4,   42,  50,  107, 107, 139, 146, 211,
-                                                       219, 261, 262, 312, 313, 364, 369, 427, 427,
-                                                       467, 467, 507, 516, 641, 643, 737, 739, 816};
-static const uint32_t kopt_map_exception_table_[816] = {
-    0x3CDD3F84u, 0x40DB446Bu, 0x41F955F0u, 0xBE663F4Du, 0x0FFE3C00u, 0x0FFF3C00u, 0x10003C01u, 0x15FF3C02u, 0x1AFD3C04u,
-    0x1F793C07u, 0x23333C0Fu, 0x25CF3C17u, 0x264C3C19u, 0x2ED73C73u, 0x32373CDCu, 0x3F0345C6u, 0x3F85468Eu, 0x4758660Bu,
-    0x497C7B16u, 0x8BFD3C00u, 0x8BFE3C00u, 0x8BFF3C00u, 0x8C003C00u, 0x8C013BFFu, 0x8C023BFFu, 0x92003BFFu, 0x92013BFEu,
-    0x95013BFDu, 0x97023BFCu, 0x99823BFAu, 0x9E453BF3u, 0xA0E63BECu, 0xA1A83BE9u, 0xA51D3BD7u, 0xA57F3BD4u, 0xA9223BAFu,
-    0xA9543BACu, 0xAA0C3BA1u, 0xAC953B73u, 0xC13B2CAFu, 0xC1EF2A97u, 0xC64E177Du, 0x0E99C288u, 0x1069C282u, 0x233CC21Cu,
-    0x23C7C219u, 0x256CC210u, 0x35E5C155u, 0x6C1A4278u, 0x6CA3427Au, 0x01A3C94Du, 0x0385C8EAu, 0x0BE3C82Au, 0x0E5DC7DBu,
-    0x11ACC747u, 0x12FAC711u, 0x1308C710u, 0x160DC685u, 0x18F3C606u, 0x1935C5F9u, 0x1D78C53Bu, 0x24CEC3F3u, 0x253FC3C6u,
-    0x261CC379u, 0x2780C310u, 0x297DC24Du, 0x2DBBC0D3u, 0x2EEDC072u, 0x2FDDC031u, 0x3025C017u, 0x305FBFF6u, 0x30ADBFB1u,
-    0x32DDBE28u, 0x355EBC5Eu, 0x3575BC4Eu, 0x358BBC3Du, 0x391CB72Du, 0x396FB630u, 0x3BFE9401u, 0x40F63B45u, 0x41313BA2u,
-    0x423E3C8Du, 0x43A43D5Du, 0x449E3E1Fu, 0x453E3EA1u, 0x45B53EF7u, 0x46353F4Du, 0x47493FF1u, 0x4B284153u, 0x4BB9417Au,
-    0x52A943F3u, 0x5A284549u, 0x5D3245CEu, 0x602F4648u, 0x60514651u, 0x653D4733u, 0x65D84750u, 0x66D54778u, 0x697047EFu,
-    0x699147F4u, 0x69C447FEu, 0x6E964869u, 0x6F1F4873u, 0x71BC48B0u, 0x779D492Du, 0x790B4951u, 0x7995495Du, 0x27442744u,
-    0x27452744u, 0x27462745u, 0x28942894u, 0x2A9B2A9Au, 0x2D862D82u, 0x319B318Du, 0x34E334BEu, 0x36543605u, 0x36B23654u,
-    0x397A38C2u, 0x3D613AFCu, 0x3E773B65u, 0x3EC43B79u, 0x402F3BC2u, 0x42D03BFBu, 0xA744A744u, 0xA745A744u, 0xA746A745u,
-    0xA894A894u, 0xAA9BAA9Au, 0xAD86AD82u, 0xB19BB18Du, 0xB4E3B4BEu, 0xB654B605u, 0xB6B2B654u, 0xB97AB8C2u, 0xBD61BAFCu,
-    0xBE77BB65u, 0xBEC4BB79u, 0xC02FBBC2u, 0xC2D0BBFBu, 0x3C003F00u, 0x3CC03F01u, 0x3E693F0Eu, 0xBB803F00u, 0xBC403EFFu,
-    0xBCA03EFEu, 0xBCE03EFDu, 0x13FE3800u, 0x13FF3800u, 0x14003800u, 0x14013801u, 0x1A003801u, 0x1D003802u, 0x1F003803u,
-    0x20803804u, 0x21803805u, 0x22803806u, 0x23803807u, 0x24403808u, 0x24C03809u, 0x2540380Au, 0x25C0380Bu, 0x3B8939C1u,
-    0x40C93B54u, 0x42AB3BBAu, 0x457B3BF8u, 0x46B53BFDu, 0x47383BFFu, 0x8FFC3800u, 0x8FFD3800u, 0x8FFE3800u, 0x8FFF3800u,
-    0x90003800u, 0x900137FFu, 0x900237FFu, 0x95FF37FFu, 0x960037FFu, 0x960137FEu, 0x990037FEu, 0x9B0037FDu, 0x9C8037FCu,
-    0x9D8037FBu, 0x9E8037FAu, 0x9F8037F9u, 0xA04037F8u, 0xA0C037F7u, 0xA14037F6u, 0xA1C037F5u, 0xA24037F4u, 0xA2C037F3u,
-    0xA34037F2u, 0xA3C037F1u, 0xA42037F0u, 0xA46037EFu, 0xA4A037EEu, 0xA4E037EDu, 0xA52037ECu, 0xA56037EBu, 0xA5A037EAu,
-    0xADC937A4u, 0xAF4A378Cu, 0xB096376Eu, 0xB13F3758u, 0xB239373Au, 0xBC8B33C7u, 0xBF3C3082u, 0xBFF82FAEu, 0xC0E32D1Du,
-    0xC1CC2AB0u, 0xC318272Cu, 0xC7371206u, 0xC8770856u, 0x3BB53B35u, 0x3C003B80u, 0x3E653DFEu, 0x4081407Du, 0x40BE40BDu,
-    0xBB80BB00u, 0xBBB5BB35u, 0xC043BE0Eu, 0x0FFE0BFEu, 0x0FFF0BFFu, 0x11A80DA8u, 0x11A90DAAu, 0x14001000u, 0x16EE12F0u,
-    0x18E614E7u, 0x1A531655u, 0x1E001A04u, 0x1EA21AA7u, 0x1F361B3Cu, 0x1FBF1BC7u, 0x2500210Cu, 0x2ABF26ECu, 0x2BB727F3u,
-    0x344730D8u, 0x3728345Du, 0x43E143BBu, 0x8FFE8BFEu, 0x8FFF8BFFu, 0x90008C00u, 0x91A88DA8u, 0x91A98DA8u, 0x96EE92ECu,
-    0x98E694E5u, 0x9A539651u, 0x9E0099FCu, 0x9EA29A9Du, 0x9F369B30u, 0x9FBF9BB7u, 0xA500A0F4u, 0xA7F0A3D1u, 0xA808A3F0u,
-    0xAABFA692u, 0xABB7A77Bu, 0xAFA3AB2Eu, 0xB6D9B167u, 0xB6E5B16Fu, 0xB9B6B383u, 0xC173B15Du, 0xC4ECA88Fu, 0xC7A59B7Du,
-    0xBEACBDFDu, 0x0E540A54u, 0x0E550A55u, 0x0E560A57u, 0x107A0C7Au, 0x107B0C7Cu, 0x13C10FC2u, 0x13C20FC4u, 0x157C117Du,
-    0x1B6D1772u, 0x1CC018C5u, 0x20561C5Eu, 0x21991DA6u, 0x25DF21FBu, 0x27202348u, 0x29E6261Du, 0x2B7327CCu, 0x2D5429AEu,
-    0x2DF12A62u, 0x2E4D2ACBu, 0x2E9E2B29u, 0x3330303Bu, 0x36F234A4u, 0x3B623A12u, 0x3C143AE6u, 0x3FA83F72u, 0x408A407Cu,
-    0x42E542E5u, 0x8E548A54u, 0x8E558A55u, 0x8E568A55u, 0x907A8C7Au, 0x907B8C7Au, 0x93C18FC0u, 0x93C28FC0u, 0x957C917Bu,
-    0x9B6D9768u, 0x9CC098BBu, 0xA0569C4Eu, 0xA1999D8Cu, 0xA5DFA1C3u, 0xA720A2F8u, 0xA9E6A5AFu, 0xAB73A71Au, 0xAD54A8FAu,
-    0xADF1A980u, 0xAE9EAA13u, 0xB3ADAE38u, 0xBBB1B12Cu, 0xBCF1B049u, 0xBDF1AE89u, 0x3F063EBBu, 0x0E540A54u, 0x0E550A55u,
-    0x0E560A57u, 0x107A0C7Au, 0x107B0C7Cu, 0x13C10FC2u, 0x13C20FC4u, 0x157C117Du, 0x1B6D1772u, 0x1CC018C5u, 0x20561C5Eu,
-    0x21991DA6u, 0x25DF21FBu, 0x27202348u, 0x29E6261Du, 0x2B7327CCu, 0x2DF12A61u, 0x30832D05u, 0x31DE2EB8u, 0x32112EFAu,
-    0x334F3051u, 0x35A73337u, 0x3C2C3B1Bu, 0x3FE93FB8u, 0x8E548A54u, 0x8E558A55u, 0x8E568A55u, 0x907A8C7Au, 0x907B8C7Au,
-    0x93C18FC0u, 0x93C28FC0u, 0x957C917Bu, 0x9B6D9768u, 0x9CC098BBu, 0xA0569C4Eu, 0xA1999D8Cu, 0xA5DFA1C3u, 0xA720A2F8u,
-    0xA9E6A5AFu, 0xAB73A71Au, 0xADF1A981u, 0xB083AC01u, 0xB1DEAD04u, 0xB3FEAE6Bu, 0xB5A7B017u, 0xB750B0BCu, 0xB89FB135u,
-    0xBC36B0EEu, 0xBDC7AEE3u, 0xBFFFA9D2u, 0xC01EA930u, 0x39DE3F31u, 0x39DF3F32u, 0x3F923FB5u, 0xBC7A3F30u, 0xBF4C3EBFu,
-    0x1379398Cu, 0x137A398Du, 0x17BC398Du, 0x1DED3991u, 0x253539A0u, 0x25F339A4u, 0x276E39A9u, 0x287439B0u, 0x2C1E39CEu,
-    0x2C3D39D1u, 0x2DBE39EAu, 0x2F593A05u, 0x2FF03A0Fu, 0x31DB3A50u, 0x3D223E1Du, 0x42084221u, 0x45234525u, 0x463D463Du,
-    0x8425398Cu, 0x8426398Cu, 0x8427398Cu, 0x8428398Cu, 0x8429398Cu, 0x842A398Cu, 0x842B398Cu, 0x842C398Cu, 0x842D398Cu,
-    0x842E398Cu, 0x842F398Cu, 0x8430398Bu, 0x8431398Bu, 0x8432398Bu, 0x8433398Bu, 0x8434398Bu, 0x8435398Bu, 0x8436398Bu,
-    0x8437398Bu, 0x8438398Bu, 0x8439398Bu, 0x843A398Bu, 0x843B398Bu, 0x9443398Bu, 0x9822398Au, 0x9A233988u, 0x9E133986u,
-    0x9F143984u, 0xA08B3982u, 0xA20D397Fu, 0xAA773958u, 0xAF24391Du, 0xB6F837FBu, 0xB7AA37B7u, 0xB8DD36F4u, 0xB9923678u,
-    0xBAC835B5u, 0xBB893544u, 0xBEA53191u, 0xC3032792u, 0x23FF3C00u, 0x24003C00u, 0x24013BFFu, 0x26EE3BFFu, 0x2A013BFCu,
-    0x2B383BF9u, 0x2C213BF7u, 0x2CCE3BF5u, 0x2D953BF0u, 0x31043BCEu, 0x312B3BCBu, 0x35883B1Du, 0x37723A7Du, 0x39D538E7u,
-    0x3A673878u, 0x3ACC382Eu, 0x3D643396u, 0x3DDD3226u, 0x3F602E1Au, 0x4173245Eu, 0xA3FF3C00u, 0xA4003C00u, 0xA4013BFFu,
-    0xA6EE3BFFu, 0xAA013BFCu, 0xAB383BF9u, 0xAC213BF7u, 0xACCE3BF5u, 0xAD953BF0u, 0xB1043BCEu, 0xB12B3BCBu, 0xB5883B1Du,
-    0xB7723A7Du, 0xB9D538E7u, 0xBA673878u, 0xBACC382Eu, 0xBD643396u, 0xBDDD3226u, 0xBF602E1Au, 0xC173245Eu, 0x27FF3400u,
-    0x28003400u, 0x280133FFu, 0x2AEE33FFu, 0x2E0133FCu, 0x2F3833F9u, 0x302133F7u, 0x30CE33F5u, 0x319533F0u, 0x350433CEu,
-    0x352B33CBu, 0x3988331Du, 0x3B72327Du, 0x3DD530E7u, 0x3E673078u, 0x3ECC302Eu, 0x41642B96u, 0x41DD2A26u, 0x4360261Au,
-    0x45731C5Eu, 0xA7FF3400u, 0xA8003400u, 0xA80133FFu, 0xAAEE33FFu, 0xAE0133FCu, 0xAF3833F9u, 0xB02133F7u, 0xB0CE33F5u,
-    0xB19533F0u, 0xB50433CEu, 0xB52B33CBu, 0xB988331Du, 0xBB72327Du, 0xBDD530E7u, 0xBE673078u, 0xBECC302Eu, 0xC1642B96u,
-    0xC1DD2A26u, 0xC360261Au, 0xC5731C5Eu, 0x3B803F00u, 0x3C403F01u, 0xBB003F00u, 0xBBC03EFFu, 0xBC203EFEu, 0xBC603EFDu,
-    0xBC903EFCu, 0xBF253E4Cu, 0xC02BBDC7u, 0x0FFE3800u, 0x0FFF3800u, 0x10003800u, 0x10013801u, 0x16003801u, 0x19003802u,
-    0x1B003803u, 0x1C803804u, 0x1D803805u, 0x1E803806u, 0x1F803807u, 0x20403808u, 0x20C03809u, 0x2140380Au, 0x21C0380Bu,
-    0x2240380Cu, 0x22C0380Du, 0x2340380Eu, 0x2E9B386Au, 0x369D399Cu, 0x374439C1u, 0x376C39CAu, 0x393D3A72u, 0x3CE93BE8u,
-    0x3D1C3BFFu, 0x410F3C65u, 0x48463C01u, 0x8BFC3800u, 0x8BFD3800u, 0x8BFE3800u, 0x8BFF3800u, 0x8C003800u, 0x8C0137FFu,
-    0x8C0237FFu, 0x91FF37FFu, 0x920037FFu, 0x920137FEu, 0x950037FEu, 0x970037FDu, 0x988037FCu, 0x998037FBu, 0x9A8037FAu,
-    0x9B8037F9u, 0x9C4037F8u, 0x9CC037F7u, 0x9D4037F6u, 0x9DC037F5u, 0x9E4037F4u, 0x9EC037F3u, 0x9F4037F2u, 0x9FC037F1u,
-    0xA02037F0u, 0xA06037EFu, 0xA0A037EEu, 0xA0E037EDu, 0xA12037ECu, 0xA16037EBu, 0xA1A037EAu, 0xA1E037E9u, 0xA22037E8u,
-    0xA26037E7u, 0xA2A037E6u, 0xA2E037E5u, 0xA32037E4u, 0xAB49378Cu, 0xAC95376Eu, 0xADC63748u, 0xB2F83646u, 0xB49935BBu,
-    0xB64334F2u, 0xB9113282u, 0xB96931F3u, 0xBA503093u, 0xBA713062u, 0xBAB72FFDu, 0xBB5B2E40u, 0xBB902DB7u, 0xBC082C7Au,
-    0xBC112C4Fu, 0xBCA826E0u, 0xBCEB21A4u, 0xBCFE1EECu, 0xBCFF1EB2u, 0xBD001E79u, 0xBD041D91u, 0xBD0F1A38u, 0xBD111956u,
-    0xBD161642u, 0xBD171561u, 0xBD19133Fu, 0xBD1B0F7Fu, 0xBD1C0C01u, 0xBD1D020Fu, 0xBD1E89F0u, 0xBD1F8E73u, 0xBD2192B2u,
-    0xBD2495F1u, 0xBD2596CEu, 0xBD29991Fu, 0xBD2D9AD5u, 0xBD2E9B43u, 0xBD2F9BB0u, 0xBD319C45u, 0xBD46A055u, 0xBD54A1C3u,
-    0xBD59A244u, 0xBD5CA291u, 0xBD62A329u, 0xBD65A375u, 0xBD6AA3F3u, 0xBDB0A73Du, 0xBDBEA7DAu, 0xBDCDA840u, 0xBDD2A85Bu,
-    0xBE3AAA5Eu, 0xBE8DABBBu, 0xBE95ABDBu, 0xBF83AD56u, 0xBFA2AD79u, 0xC14AAE3Du, 0xC154AE37u, 0xC372ABF5u, 0xC3E8AAF0u,
-    0xC563A516u, 0xC8A49252u, 0x3DBA3F12u, 0x3F693F87u, 0x0D033800u, 0x0D043801u, 0x13853801u, 0x16443802u, 0x18633804u,
-    0x1DF43809u, 0x21CC3813u, 0x244F381Bu, 0x25903824u, 0x27EA3832u, 0x28FA383Fu, 0x2AA03855u, 0x2B55385Du, 0x2BF63865u,
-    0x2C883874u, 0x307C38E4u, 0x33583970u, 0x33E2398Bu, 0x36623A6Au, 0x3EA23C7Au, 0x3EAF3C78u, 0x3F713C67u, 0x42943C05u,
-    0x89013800u, 0x89023800u, 0x89033800u, 0x890437FFu, 0x890537FFu, 0x8F8437FFu, 0x8F8537FFu, 0x8F8637FEu, 0x924437FEu,
-    0x946337FCu, 0x95A437FBu, 0x99F437F7u, 0x9B3537F4u, 0x9DCC37EDu, 0x9F5D37E9u, 0xA44537C9u, 0xA6C737A9u, 0xAC443726u,
-    0xACC7370Cu, 0xADA036E1u, 0xAE5136BFu, 0xB20A359Eu, 0xB2313590u, 0xB3DE34ECu, 0xB3FE34E0u, 0xB5933374u, 0xB5AE334Fu,
-    0xB5E832FEu, 0xB697320Fu, 0xB7D23077u, 0xB9292A76u, 0xB99B25E8u, 0xB9A72534u, 0xB9B82437u, 0xB9ED1CF1u, 0xB9F81910u,
-    0xB9FA1831u, 0xB9FB1783u, 0xB9FD15C6u, 0xB9FE14E8u, 0xB9FF140Au, 0xBA001258u, 0xBA01109Du, 0xBA020DC4u, 0xBA03089Fu,
-    0xBA048492u, 0xBA058C97u, 0xBA069005u, 0xBA0791BEu, 0xBA0B964Eu, 0xBA0D9802u, 0xBA0F98DDu, 0xBA169BD9u, 0xBA1C9D31u,
-    0xBA1D9D67u, 0xBA1E9D9Du, 0xBA269F4Cu, 0xBA289FB7u, 0xBA3AA1B9u, 0xBA3EA222u, 0xBA5BA488u, 0xBA6EA577u, 0xBA70A590u,
-    0xBA7CA626u, 0xBAB0A84Bu, 0xBB26AAD4u, 0xBB91AC6Du, 0xBB95AC76u, 0xBD97B01Fu, 0xC2AD9CC3u, 0xC4068F8Fu, 0x3EFB3F5Cu,
-    0xC07DB9D8u, 0x0D033800u, 0x0D043801u, 0x13853801u, 0x16443802u, 0x18633804u, 0x1DF43809u, 0x21CC3813u, 0x25903824u,
-    0x27EA3832u, 0x29D7384Bu, 0x2AA03854u, 0x2D013880u, 0x2E26389Cu, 0x2E7738A4u, 0x36833A76u, 0x3F333C6Eu, 0x41A93C13u,
-    0x89013800u, 0x89023800u, 0x89033800u, 0x890437FFu, 0x890537FFu, 0x8F8437FFu, 0x8F8537FFu, 0x8F8637FEu, 0x924437FEu,
-    0x946337FCu, 0x95A437FBu, 0x99F437F7u, 0x9B3537F4u, 0x9DCC37EDu, 0x9F5D37E9u, 0xA44537C9u, 0xA6C737A9u, 0xA8F53781u,
-    0xAE9D36B0u, 0xB1D135B4u, 0xB43234BBu, 0xB6CF31C4u, 0xB77D30E3u, 0xB7B2309Fu, 0xB80B3024u, 0xB82A2FB0u, 0xB9372A0Au,
-    0xB9882718u, 0xB9992616u, 0xB9C722DBu, 0xB9CA2284u, 0xB9CB2268u, 0xB9F31BD4u, 0xB9FA18C6u, 0xB9FE1614u, 0xBA001459u,
-    0xBA0112F8u, 0xBA02113Eu, 0xBA030F09u, 0xBA040B2Cu, 0xBA050091u, 0xBA068A9Au, 0xBA078EBDu, 0xBA089116u, 0xBA0992CEu,
-    0xBA0A9442u, 0xBA0B951Eu, 0xBA0E97AEu, 0xBA0F9845u, 0xBA1399F9u, 0xBA39A177u, 0xBA55A427u, 0xBA87A697u, 0xBAA1A7D1u,
-    0xBB6AAC0Du, 0xBD02AFD9u, 0xBEA8AF9Au, 0xC0D8A9A8u, 0xC34795FDu, 0xC39D9236u};
+static const kopt_byte_ kopt_map_exception_start_[27] = {0, 0, 2, 2, 3, 3, 3, 3, 9, 9, 11, 11, 14, 14, 19, 19, 21, 21,
+    27, 27, 33, 34, 48, 48, 54, 54, 57};
+static const uint32_t kopt_map_exceptions_[57] = {
+    0x1F793C07u, 0x25CF3C17u, 0x1D78C53Bu, 0x1A003801u, 0x1F003803u, 0x21803805u, 0x960037FFu, 0x9B0037FDu, 0x9D8037FBu,
+    0x9E0099FCu, 0xC173B15Du, 0x0E550A55u, 0x157C117Du, 0x8E558A55u, 0x157C117Du, 0x35A73337u, 0x957C917Bu, 0xADF1A981u,
+    0xB5A7B017u, 0x17BC398Du, 0x8430398Bu, 0x2B383BF9u, 0x35883B1Du, 0x37723A7Du, 0xAB383BF9u, 0xB5883B1Du, 0xB7723A7Du,
+    0x2F3833F9u, 0x3988331Du, 0x3B72327Du, 0xAF3833F9u, 0xB988331Du, 0xBB72327Du, 0xBBC03EFFu, 0x16003801u, 0x1B003803u,
+    0x1D803805u, 0x1F803807u, 0x920037FFu, 0x970037FDu, 0x998037FBu, 0x9B8037F9u, 0x9CC037F7u, 0x9DC037F5u, 0xBD1D020Fu,
+    0xBD5CA291u, 0xBDD2A85Bu, 0xC563A516u, 0x13853801u, 0x8F8537FFu, 0xADA036E1u, 0xB9FB1783u, 0xBD97B01Fu, 0xC4068F8Fu,
+    0xBA050091u, 0xBA0F9845u, 0xC34795FDu};
 /* clang-format on */
-
-/* The entries of one function and format; *count is their number. */
-static const uint32_t *kopt_map_exceptions_(kopt_function f, kopt_format format, unsigned *count) {
-    const unsigned *const start = kopt_map_exception_start_ + 2 * (int)f + (format == KOPT_FP16);
-    *count = start[1] - start[0];
-    return kopt_map_exception_table_ + start[0];
-}
-
-/* The correct result for input x if x has an entry, otherwise y. */
-static KOPT_HOST_DEVICE_ uint32_t kopt_map_exception_(const uint32_t *patches, unsigned count, uint32_t x, uint32_t y) {
-    unsigned low = 0, high = count;
-    while (low < high) {
-        const unsigned middle = (low + high) / 2;
-        if (patches[middle] >> 16 == x) return patches[middle] & 0xFFFFu;
-        if (patches[middle] >> 16 < x)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return y;
-}
 #endif
 
 /* The stages of a step, as bits. The direction stage reads the gradient, updates the moments and computes the
@@ -2825,16 +2418,16 @@ typedef struct kopt_kind_ {
    memory, where a wide load has to wait for the narrow stores before it (no store forwarding). */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
     kopt_kind_ kind;
-    kind.rule = KOPT_ENABLED_VALUE_(kopt_rule, KOPT_STEPPED_RULES_, p->rule);
-    kind.weight = KOPT_FORMAT_(p->weight);
-    kind.grad = KOPT_FORMAT_(p->grad);
+    kind.rule = p->rule;
+    kind.weight = p->weight;
+    kind.grad = p->grad;
     kind.moment = p->moment;
-    kind.rounding = KOPT_ROUNDING_(p->rounding);
-    kind.moment_rounding = KOPT_STATE_ROUNDING_(p->moment_rounding);
-    kind.compensation_rounding = KOPT_STATE_ROUNDING_(p->compensation_rounding);
-    kind.moment_count = kopt_moment_count_in_build_(kind.rule, p->moment_count);
-    kind.nesterov = KOPT_HAS_(KOPT_WITH_MOMENTUM) && p->nesterov;
-    kind.buffered = KOPT_HAS_(KOPT_WITH_Q8) && p->buffered;
+    kind.rounding = p->rounding;
+    kind.moment_rounding = p->moment_rounding;
+    kind.compensation_rounding = p->compensation_rounding;
+    kind.moment_count = p->moment_count;
+    kind.nesterov = p->nesterov;
+    kind.buffered = p->buffered;
     return kind;
 }
 
@@ -2845,7 +2438,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_
     kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* they differ in scalars only */
     kind.weight = s->weight_format;
     kind.grad = j->grad_format;
-    kind.moment = scalar ? KOPT_STEP_FORMAT_(j->moment_format) : KOPT_MOMENT_FORMAT_(j->moment_format);
+    kind.moment = scalar && j->moment_format == KOPT_Q8 ? KOPT_F32 : j->moment_format;
     kind.rounding = s->rounding;
     kind.moment_rounding = s->moment_rounding;
     kind.compensation_rounding = s->compensation_rounding;
@@ -2884,7 +2477,7 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 /* Does a step of n elements prefetch? Only if its arrays have more than `enough` bytes. In memory it helps steps whose
    bytes take longer than their arithmetic, and slows down others. */
 static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t enough) {
-    const size_t moment = kopt_bytes_of_(KOPT_MOMENT_FORMAT_(j->moment_format));
+    const size_t moment = kopt_bytes_of_(j->moment_format);
     const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
                          kopt_bytes_of_(kind.grad) + (unsigned)kind.moment_count * moment;
     if (n <= enough / bytes) return 0;
@@ -2902,20 +2495,20 @@ static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ ki
 #define KOPT_RANDOM_SPAN_ 2048
 
 /* The Philox block of the element with this global index: b of section 7. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_index_ kopt_philox_block_(kopt_index_ index) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint64_t kopt_philox_block_(uint64_t index) {
     return (index >> 11 << 4) | (index >> 3 & 15);
 }
 
 /* Returns 8 * row of the element with this global index. Number k is own + (8 * row + k) * (2 * other): a row has 8
    factors 8 * row + k, of which 5 are used (k = 0 to 4). */
 enum { KOPT_RANDOM_STORES_ = 8 };
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(kopt_index_ index) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(uint64_t index) {
     return (uint32_t)(index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
 /* r of an element: number 0 in the lower half, 2 * other in the upper half. So number k is number 0 plus k times the
    upper half. halves: the word of the element, with its own half as the lower one. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, kopt_index_ index) {
+static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, uint64_t index) {
     const uint32_t stride = halves >> 16 << 1;
     return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
 }
@@ -2965,7 +2558,7 @@ enum { KOPT_JOB_ARRAYS_ = 10 };
    of vectors, so all arrays have room for the next multiple of a pair. */
 typedef struct kopt_tile_ {
     /* In fp32. x: what the rule returns, then the direction. w, compensation: the weights as
-       decay sees them, if is_loaded says so. y, the second argument of atan2, is in `compensation`. apart: 0, or the
+       decay sees them, if is_loaded says so. apart: 0, or the
        elements of a pair; then the even elements of each pair stand before the odd ones. */
     KOPT_ALIGN64_ float x[KOPT_TILE_], w[KOPT_TILE_], compensation[KOPT_TILE_];
     kopt_random_tile_ random;
@@ -2982,7 +2575,7 @@ typedef struct kopt_tile_ {
 typedef struct kopt_stages_ {
     size_t pair;  /* elements of a pair of vectors */
     int even_odd; /* with bf16 weights x, w and compensation have the even elements of each pair before the odd ones */
-    void (*fill_random)(kopt_random_tile_ *, const kopt_philox_key_ *, kopt_index_, size_t, int, int);
+    void (*fill_random)(kopt_random_tile_ *, const kopt_philox_key_ *, uint64_t, size_t, int, int);
     void (*decode)(float *, const kopt_byte_ *, const kopt_byte_ *, int, size_t);
     void (*encode)(kopt_byte_ *, kopt_byte_ *, const float *, uint32_t, int, int, kopt_rounding,
                    const kopt_random_tile_ *, size_t);
@@ -2991,9 +2584,6 @@ typedef struct kopt_stages_ {
     void (*update)(kopt_tile_ *);
     void (*commit)(kopt_tile_ *);
     void (*convert)(const kopt_conversion_ *);
-#ifdef KAHAN_OPT_VMATH
-    void (*rule_function)(kopt_tile_ *);
-#endif
 } kopt_stages_;
 
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
@@ -3004,15 +2594,9 @@ static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 /* Scalar code, which vector code calls for ranges that are too short and for special values. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
-                                                    kopt_byte_ *y, size_t pair);
+                                                    size_t pair);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
-#ifdef KAHAN_OPT_VMATH
-/* Calls the function of the job's table that runs between the stages: y = tanh(y) for Lion, y = atan2(y, x) for
-   Adam-atan2, or y = atan(y) if the job says quotient. */
-static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n);
-#endif
-
 /* ---- ONE PASS PER INSTRUCTION SET -------------------------------------------------------------------------------- */
 
 /* The file includes itself once per instruction set. Each inclusion compiles only the vocabulary and the kernels. */
@@ -4028,12 +3612,12 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
     k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* a factor of 1 changes no number */
-    k.use_l2 = KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0;     /* neither 0 nor -0 */
-    k.use_decay = KOPT_HAS_(KOPT_WITH_DECOUPLED | KOPT_WITH_FULLY_DECOUPLED) && kopt_as_u32_(decay) << 1 != 0;
-    k.zero_grad = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad;
-    k.moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
-    k.unrectified = KOPT_HAS_(KOPT_WITH_RADAM | KOPT_WITH_RANGER) && s->unrectified;
-    k.sync = KOPT_HAS_(KOPT_WITH_RANGER) && s->sync;
+    k.use_l2 = kopt_as_u32_(s->l2) << 1 != 0;     /* neither 0 nor -0 */
+    k.use_decay = kopt_as_u32_(decay) << 1 != 0;
+    k.zero_grad = s->zero_grad;
+    k.moments_only = s->moments_only;
+    k.unrectified = s->unrectified;
+    k.sync = s->sync;
     k.first_step = s->step == 1;
     return k;
 }
@@ -4114,7 +3698,7 @@ FN_ void K_(philox_words)(vu32_ x[4], const kopt_philox_key_ *c, uint32_t block_
     x[3] = x3;
 }
 
-FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, kopt_index_ block) {
+FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
     const uint64_t wide = block;
     K_(philox_words)(x, c, (uint32_t)(block & 0xFFFFFFFFu), (uint32_t)(wide >> 32));
 }
@@ -4146,7 +3730,7 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t blo
 
 #ifdef ONE_LANE_
 /* r of the element with this global index. x: the words of its Philox block. */
-FN_ vu32_ K_(random_of_block)(const vu32_ x[4], kopt_index_ index) {
+FN_ vu32_ K_(random_of_block)(const vu32_ x[4], uint64_t index) {
     const unsigned position = (unsigned)(index & 7);
     uint32_t halves = x[position >> 1];
     if ((position & 1) != 0) halves = halves >> 16 | halves << 16;
@@ -4155,7 +3739,7 @@ FN_ vu32_ K_(random_of_block)(const vu32_ x[4], kopt_index_ index) {
 
 /* The same, and makes the block. Each call takes the element after that of the call before. first: this is
    the first call. x keeps the words of the current Philox block from call to call. */
-FN_ vu32_ K_(random_at)(vu32_ x[4], const kopt_philox_key_ *cipher, kopt_index_ index, int first) {
+FN_ vu32_ K_(random_at)(vu32_ x[4], const kopt_philox_key_ *cipher, uint64_t index, int first) {
     if ((index & 7) == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
     return K_(random_of_block)(x, index);
 }
@@ -4170,7 +3754,7 @@ typedef struct random_buffer_ {
 
 /* Number 0 of the *n elements from this global index on, in the low halves; the upper halves are arbitrary. Each call
    takes the elements after those of the call before. first: this is the first call. */
-FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, kopt_index_ index, int first,
+FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, uint64_t index, int first,
                           size_t *n) {
     *n = 1;
     return K_(random_at)(buffer->x, cipher, index, first);
@@ -4196,7 +3780,7 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
 
 /* The random words of the span that holds this global index, in the order of memory. Fills in (at least) those that the
    elements [from, to) of each group use; `words` has room for the 64 words of a whole group. */
-NOINLINE_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, kopt_index_ index, size_t from,
+NOINLINE_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, uint64_t index, size_t from,
                                   size_t to) {
     size_t block, i;
     index -= (unsigned)(index % KOPT_RANDOM_SPAN_);
@@ -4210,7 +3794,7 @@ NOINLINE_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *ciphe
 
 /* kopt_random_combine_() of (at least) the elements [from, to) of the group that holds this global index. lower: the
    lower halves of r (number 0), upper: the upper halves (2 * other), packed two to a word in the order of memory. */
-FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *words, kopt_index_ index, size_t from,
+FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *words, uint64_t index, size_t from,
                           size_t to) {
     const vu32_ multiplier = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
     size_t i;
@@ -4228,7 +3812,7 @@ typedef struct random_buffer_ {
 } random_buffer_;
 
 /* As in the scalar pass, but zero-extended: the upper halves are 0. *n is LANES_, or less at the end of a group. */
-FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, kopt_index_ index, int first,
+FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, uint64_t index, int first,
                           size_t *n) {
     const size_t position = (unsigned)(index % KOPT_RANDOM_GROUP_);
     if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(buffer->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
@@ -4449,8 +4033,7 @@ FN_ vu32_ K_(flush_bf16)(vu32_ u, kopt_format format) { return format == KOPT_BF
 
 ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu32_ r) {
     vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, NULL); /* shared with round_stochastic */
-    format = KOPT_STEP_FORMAT_(format);
-    u = KOPT_ROUND_MODE_(how) == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, NULL)
+    u = how == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, NULL)
         : format == KOPT_FP16                    ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
                                                  : u + 0x7FFFu + ((u >> 16) & 1u);
     return K_(flush_bf16)(u, format);
@@ -4485,6 +4068,427 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
     return format == KOPT_BF16 ? as_f32_(shl_(a, 16)) : widen_fp16_(a);
 }
 
+#ifdef KAHAN_OPT_VMATH
+/* ---- vector mathematics ---- */
+
+/* Functions of one vector. docs/vmath.md has the formulas; `python3 tests/vmath.py coefficients` prints the
+   coefficients. */
+
+#define blend_ K_(blend)
+#define horner_ K_(horner)
+#define abs_ K_(abs)
+
+FN_ vf32_ blend_(vmask_ m, vf32_ yes, vf32_ no) { return as_f32_(select_(m, as_u32_(yes), as_u32_(no))); }
+FN_ vf32_ abs_(vf32_ x) { return as_f32_(and_(as_u32_(x), isplat_(0x7FFFFFFFu))); }
+
+/* x, with its magnitude reduced to limit if it is above limit or NaN. The sign stays. */
+FN_ vf32_ K_(clamp_abs)(vf32_ x, float limit) {
+    const vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu)), end = isplat_(kopt_as_u32_(limit));
+    return as_f32_(or_(xor_(u, mag), select_(igt_(mag, end), end, mag)));
+}
+
+/* c + x * higher, one step of Horner's method. A polynomial is horner_(x, c0, horner_(x, c1, ... splat_(c_last))). */
+FN_ vf32_ horner_(vf32_ x, float c, vf32_ higher) { return add_(mul_(higher, x), splat_(c)); }
+
+/* Returns a * b; *error becomes the rounding error of the product, exactly (Dekker 1971). Magnitudes must be below
+   2^115, products above 2^-100. */
+FN_ vf32_ K_(two_product)(vf32_ a, vf32_ b, vf32_ *error) {
+    const vf32_ split = splat_(4097.0f), p = mul_(a, b), at = mul_(a, split), bt = mul_(b, split);
+    const vf32_ ah = sub_(at, sub_(at, a)), al = sub_(a, ah), bh = sub_(bt, sub_(bt, b)), bl = sub_(b, bh);
+    *error = add_(add_(add_(sub_(mul_(ah, bh), p), mul_(ah, bl)), mul_(al, bh)), mul_(al, bl));
+    return p;
+}
+
+/* e^(x + d), d a small correction of x. With x + d = k log 2 + r, log 2 in two parts (Cody and Waite), it is
+   2^k (1 + r + r^2 P(r)). r_error is the rounding error of r, low that of 1 + r. */
+FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
+    /* Adding magic = 1.5 * 2^23 rounds to an integer, which is then in the low bits. */
+    const vf32_ magic = splat_(12582912.0f), one = splat_(1.0f), a = K_(clamp_abs)(x, 104.0f);
+    const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
+    const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
+    const vf32_ r = add_(r0, c), r_error = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
+    const vf32_ p =
+        add_(mul_(mul_(r, r), horner_(r, 0.5f, horner_(r, 0.166666672f, horner_(r, 0.0416664518f,
+            horner_(r, 0.00833319779f, horner_(r, 0.00139361445f, splat_(0.000199533533f))))))),
+             r_error);
+    const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
+    /* 2^k as two factors, so that a subnormal result is rounded only once. */
+    vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23)));
+    y = mul_(y, as_f32_(shl_(isub_(i2, isplat_(256 - 127)), 23)));
+    return blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), as_f32_(isplat_(0x7FC00000u)), y);
+}
+
+/* log(x) = k log 2 + log(1 + f), where x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
+   With s = f / (2 + f), log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)). */
+FN_ vf32_ K_(vmath_log)(vf32_ x) {
+    const vu32_ bits = as_u32_(x);
+    /* 0 and subnormals; negative numbers, too, but their result is replaced below */
+    const vmask_ tiny = igt_(isplat_(0x00800000u), bits);
+    const vu32_ u =
+        iadd_(select_(tiny, as_u32_(mul_(x, splat_(8388608.0f))), bits), isplat_(0x3F800000u - 0x3F3504F3u));
+    const vf32_ f = sub_(as_f32_(iadd_(and_(u, isplat_(0x007FFFFFu)), isplat_(0x3F3504F3u))), splat_(1.0f));
+    const vf32_ k = convert_f32_(isub_(shr_(u, 23), select_(tiny, isplat_(127 + 23), isplat_(127))));
+    const vf32_ s = div_(f, add_(splat_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), splat_(0.5f));
+    const vf32_ r = sub_(
+        mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f, horner_(z, 0.400008112f,
+            horner_(z, 0.285134971f, splat_(0.239589244f))))))),
+        half);
+    const vf32_ a = mul_(k, splat_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
+    vf32_ y = add_(high, add_(low, add_(mul_(k, splat_(-0.000212194440f)), r)));
+    y = blend_(igt_(bits, isplat_(0x7F7FFFFFu)), x, y);                   /* +infinity, NaN */
+    y = blend_(igt_(isplat_(0), bits), as_f32_(isplat_(0x7FC00000u)), y); /* negative */
+    return blend_(ieq_(and_(bits, isplat_(0x7FFFFFFFu)), isplat_(0)), as_f32_(isplat_(0xFF800000u)), y);
+}
+
+/* tanh(x) = x + x^3 P(x^2) for |x| < 0.8, else 1 - 2 q / (1 + q) with q = e^(-2 |x|), and the sign of x. */
+FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
+    const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f),
+                q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
+    const vf32_ below =
+        add_(a, mul_(mul_(a, z),
+                     horner_(z, -0.333333313f, horner_(z, 0.133332387f, horner_(z, -0.0539542474f,
+            horner_(z, 0.0217733867f, horner_(z, -0.00850884989f,
+            horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
+    /* 1 + q = d + d_error; 2 q / (1 + q) = w - correction = w - w d_error / d, with 1 / d = 1 - w / 2. */
+    const vf32_ d = add_(one, q), d_error = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d);
+    const vf32_ high = sub_(one, w), correction = mul_(mul_(w, d_error), sub_(one, mul_(w, splat_(0.5f))));
+    const vf32_ above = add_(high, add_(sub_(sub_(one, high), w), correction));
+    return as_f32_(
+        or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(blend_(igt_(as_u32_(splat_(0.8f)), as_u32_(a)), below, above))));
+}
+
+/* erf(x) = x + x P(x^2) for 0 <= x < 1. */
+FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
+    const vf32_ z = mul_(x, x);
+    return add_(x, mul_(x, horner_(z, 0.128379166f, horner_(z, -0.376126349f, horner_(z, 0.112837434f,
+        horner_(z, -0.0268635508f, horner_(z, 0.00521640619f, horner_(z, -0.000842323236f,
+            horner_(z, 0.000108587818f, splat_(-8.57798841e-06f))))))))));
+}
+
+/* erfcx(y) = e^(y^2) erfc(y) = P(t) / (1 + 2 y) with t = (y - 2) / (y + 2), for 0 <= y < 10.9. */
+FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
+    const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
+    return div_(
+        horner_(t, 1.27697837f, horner_(t, -0.0927638113f, horner_(t, -0.166030198f, horner_(t, 0.164050832f,
+            horner_(t, -0.0542211086f, horner_(t, -0.00802993868f, horner_(t, 0.00872326922f,
+            horner_(t, 0.00125348219f, horner_(t, -0.00144877564f, horner_(t, -0.000410605775f,
+            horner_(t, 0.000190243765f, splat_(9.18475271e-05f)))))))))))),
+        add_(splat_(1.0f), mul_(two, y)));
+}
+
+/* erfc(y) = e^(-y^2) erfcx(y) for y >= 0, with y^2 in two parts. */
+FN_ vf32_ K_(vmath_erfc_positive)(vf32_ y) {
+    vf32_ low, high, a = K_(clamp_abs)(y, 10.5f);
+    high = K_(two_product)(a, a, &low);
+    return mul_(K_(vmath_exp)(as_f32_(xor_(as_u32_(high), isplat_(0x80000000u))),
+                              as_f32_(xor_(as_u32_(low), isplat_(0x80000000u)))),
+                K_(vmath_erfcx)(a));
+}
+
+FN_ vf32_ K_(vmath_erf)(vf32_ x) {
+    const vf32_ a = abs_(x), one = splat_(1.0f),
+                y = blend_(igt_(as_u32_(one), as_u32_(a)), K_(vmath_erf_below_1)(a),
+                           sub_(one, K_(vmath_erfc_positive)(a)));
+    return blend_(igt_(as_u32_(a), isplat_(0x7F800000u)), x, as_f32_(or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(y))));
+}
+
+FN_ vf32_ K_(vmath_erfc)(vf32_ x) {
+    const vf32_ a = abs_(x), one = splat_(1.0f), positive = K_(vmath_erfc_positive)(a);
+    const vu32_ sign = xor_(as_u32_(x), as_u32_(a));
+    const vf32_ below = sub_(one, as_f32_(or_(as_u32_(K_(vmath_erf_below_1)(a)), sign)));
+    const vf32_ above = blend_(ieq_(sign, isplat_(0)), positive, sub_(splat_(2.0f), positive));
+    const vf32_ y = blend_(igt_(as_u32_(splat_(0.5f)), as_u32_(a)), below, above);
+    return blend_(igt_(as_u32_(a), isplat_(0x7F800000u)), x, y);
+}
+
+/* q is the smaller of |y| and |x| divided by the larger, atan(q) = q + q^3 P(q^2). The result is atan(q),
+   pi/2 -+ atan(q) or pi - atan(q), depending on the octant, with the sign of y. */
+FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
+    const vf32_ ay = abs_(y), ax = abs_(x);
+    const vu32_ v = as_u32_(ay), u = as_u32_(ax), x_sign = xor_(u, as_u32_(x)), zero = isplat_(0);
+    const vmask_ swap = igt_(v, u), nan = mask_or_(igt_(v, isplat_(0x7F800000u)), igt_(u, isplat_(0x7F800000u)));
+    const vu32_ largest = select_(swap, v, u), q_sign = xor_(x_sign, select_(swap, isplat_(0x80000000u), zero));
+    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, high, low;
+    z = mul_(q, q);
+    q = add_(
+        q,
+        mul_(mul_(q, z),
+             horner_(z, -0.333333313f, horner_(z, 0.199998975f, horner_(z, -0.14283745f,
+            horner_(z, 0.110914007f, horner_(z, -0.0897195861f, horner_(z, 0.0722251087f,
+            horner_(z, -0.0538603701f, horner_(z, 0.0337226987f, horner_(z, -0.0157589912f,
+            horner_(z, 0.004706142f, splat_(-0.000659056939f)))))))))))));
+    q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* |y| = |x|: pi/4, also if both are infinite */
+    q = blend_(ieq_(largest, zero), as_f32_(zero), q);        /* both are 0 */
+    /* high + low is pi/2, 0 or pi */
+    high = as_f32_(select_(swap, isplat_(0x3FC90FDBu), select_(ieq_(x_sign, zero), zero, isplat_(0x40490FDBu))));
+    low = as_f32_(select_(swap, isplat_(0xB33BBD2Eu), select_(ieq_(x_sign, zero), zero, isplat_(0xB3BBBD2Eu))));
+    z = add_(high, add_(low, as_f32_(xor_(as_u32_(q), q_sign))));
+    z = as_f32_(or_(and_(as_u32_(z), isplat_(0x7FFFFFFFu)), xor_(v, as_u32_(y))));
+    return blend_(nan, as_f32_(isplat_(0x7FC00000u)), z);
+}
+
+/* Returns sin(pi f) = 4 f - f P(f^2); *cosine becomes cos(pi f) = 1 + f^2 Q(f^2). |f| <= 1/4. */
+FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
+    const vf32_ z = mul_(f, f);
+    *cosine =
+        add_(splat_(1.0f),
+             mul_(z, horner_(z, -4.93480206f, horner_(z, 4.05869341f, horner_(z, -1.33446038f,
+            horner_(z, 0.221272752f, splat_(0.0610933602f)))))));
+    return sub_(mul_(f, splat_(4.0f)),
+                mul_(f, horner_(z, 0.858407319f, horner_(z, 5.16771889f, horner_(z, -2.55051947f,
+            horner_(z, 0.606866181f, splat_(-0.135735944f)))))));
+}
+
+/* Returns sin(pi x); *cosine becomes cos(pi x). x = n/2 + f exactly, with |f| <= 1/4: n modulo 4 decides which of the
+   two functions of f is the result, and its sign. A zero sine has the sign of x, a zero cosine is +0. */
+FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
+    /* Adding 1.5 * 2^23 rounds to an integer, adding 1.5 * 2^33 to a multiple of 2^10. */
+    const vf32_ magic = splat_(12582912.0f), magic_1024 = splat_(12884901888.0f);
+    const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), sign = xor_(as_u32_(x), mag), zero = isplat_(0);
+    const vf32_ a = as_f32_(select_(igt_(mag, isplat_(0x4B7FFFFFu)), zero, mag)); /* 2^24 and above are even: like 0 */
+    const vf32_ b = sub_(a, sub_(add_(a, magic_1024), magic_1024)), t = add_(add_(b, b), magic);
+    vf32_ c;
+    const vf32_ s = K_(sincospi_quarter)(sub_(b, mul_(sub_(t, magic), splat_(0.5f))), &c);
+    const vu32_ n = as_u32_(t); /* its low bits are those of the integer n */
+    const vmask_ even = ieq_(and_(n, isplat_(1)), zero), special = igt_(mag, isplat_(0x7F7FFFFFu));
+    vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
+    sw = xor_(sw, shl_(and_(n, isplat_(2)), 30));
+    sw = select_(ieq_(and_(sw, isplat_(0x7FFFFFFFu)), zero), sign, xor_(sw, sign));
+    cw = xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30));
+    cw = select_(ieq_(and_(cw, isplat_(0x7FFFFFFFu)), zero), zero, cw);
+    *cosine = as_f32_(select_(special, isplat_(0x7FC00000u), cw));
+    return as_f32_(select_(special, isplat_(0x7FC00000u), sw));
+}
+
+/* kopt_map() computes f(x) by exp, log or tanh: map_argument() is its argument, map_result() makes f(x) of its
+   result. */
+
+/* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU is the returned value + *remainder. |x| above 12 and NaN count
+   as 12. */
+FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *remainder) {
+    /* The square is exact: x has at most 11 significant bits. */
+    const vf32_ a = K_(clamp_abs)(abs_(x), 12.0f), c1 = splat_(1.59576917f), square = mul_(a, a);
+    vf32_ low, error, p = K_(two_product)(square, splat_(0.0713548139f), &low), sum = add_(c1, p);
+    /* Dekker's fast two-sum needs the larger term first: c1 up to |x| = 4.7, p beyond. */
+    const vmask_ swap = igt_(as_u32_(p), as_u32_(c1));
+    const vf32_ big = blend_(swap, p, c1), little = blend_(swap, c1, p);
+    low = add_(low, sub_(little, sub_(sum, big)));
+    /* the low parts of c3 and c1 */
+    low = add_(low, add_(mul_(square, splat_(2.3988324e-09f)), splat_(-4.53406804e-08f)));
+    p = K_(two_product)(a, sum, &error);
+    *remainder = add_(error, mul_(a, low));
+    return p;
+}
+
+/* The argument of the table's function. */
+FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
+    const vu32_ minus = isplat_(0x80000000u);
+    vf32_ g;
+    switch ((int)f) {
+    case KOPT_SIGMOID:
+    case KOPT_SILU:
+    case KOPT_SOFTPLUS:
+    case KOPT_SIGMOID_SLOPE:
+    case KOPT_SILU_SLOPE: return as_f32_(or_(as_u32_(x), minus));
+    case KOPT_TANH_SLOPE: return mul_(as_f32_(or_(as_u32_(x), minus)), splat_(2.0f));
+    case KOPT_GELU:
+    case KOPT_GELU_SLOPE: return mul_(mul_(x, x), splat_(-0.5f));
+    case KOPT_GELU_TANH:
+    case KOPT_GELU_TANH_SLOPE:
+        g = K_(gelu_tanh_argument)(x, &g); /* without the remainder: map_result() uses it */
+        x = blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), x, g);
+        return as_f32_(or_(as_u32_(x), minus));
+    default: return x;
+    }
+}
+
+/* The normal distribution function P(x), given q = e^(-x^2/2). */
+FN_ vf32_ K_(normal_cdf)(vf32_ x, vf32_ q) {
+    const vf32_ y = mul_(K_(clamp_abs)(abs_(x), 15.0f), splat_(0.707106769f));
+    const vf32_ p = mul_(mul_(q, splat_(0.5f)), K_(vmath_erfcx)(y));
+    return blend_(igt_(isplat_(0), as_u32_(x)), p, sub_(splat_(1.0f), p));
+}
+
+/* f(x), given the result q of the function and, for SOFTPLUS, l = log(1 + q). */
+FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
+    const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, 200.0f); /* finite: bounded * 0 is 0, not NaN */
+    const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu));
+    const vmask_ negative = igt_(isplat_(0), as_u32_(x));
+    const int gelu_tanh = f == KOPT_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
+    vf32_ d, r = q, s, v, t;
+    if (f == KOPT_EXP || f == KOPT_LOG || f == KOPT_TANH) return r;
+    if (f == KOPT_GELU || f == KOPT_GELU_SLOPE) {
+        s = K_(normal_cdf)(x, q);
+        v = mul_(mul_(K_(clamp_abs)(x, 20.0f), splat_(0.398942292f)), q); /* x P'(x) */
+    } else {
+        if (gelu_tanh) {
+            K_(gelu_tanh_argument)(x, &t);
+            q = sub_(q, mul_(q, t)); /* e^-(g + t) = e^-g (1 - t) */
+        }
+        d = add_(one, q);
+        s = div_(blend_(negative, q, one), d);
+        v = div_(blend_(negative, one, q), d);
+        if (f == KOPT_TANH_SLOPE) {
+            r = div_(div_(mul_(q, splat_(4.0f)), d), d);
+        } else if (f == KOPT_SIGMOID_SLOPE) {
+            r = mul_(s, v);
+        } else if (f == KOPT_SOFTPLUS) {
+            /* log(1 + q) = log(d) q / (d - 1), which corrects the rounding of d = 1 + q. */
+            r = blend_(ieq_(as_u32_(d), as_u32_(one)), q, div_(mul_(l, q), sub_(d, one)));
+            r = add_(r, blend_(negative, splat_(0.0f), x));
+        }
+        if (gelu_tanh) {
+            v = mul_(mul_(s, v), K_(clamp_abs)(x, 12.0f));
+            t = K_(clamp_abs)(x, 12.0f);
+            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(t, t), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
+        } else {
+            v = mul_(mul_(s, v), bounded);
+        }
+    }
+    if (f == KOPT_SIGMOID) r = s;
+    if (f == KOPT_SILU || f == KOPT_GELU || f == KOPT_GELU_TANH) {
+        r = mul_(blend_(negative, bounded, x), s);
+        /* For |x| < 2^-12, f(x) is slightly above x/2. One ulp above x/2 rounds like it, also where x/2 is a tie. */
+        l = as_f32_(iadd_(as_u32_(mul_(x, splat_(0.5f))), select_(negative, isplat_(0xFFFFFFFFu), isplat_(1))));
+        r = blend_(igt_(isplat_(0x39800000u), mag), blend_(ieq_(mag, isplat_(0)), x, l), r);
+    }
+    if (f == KOPT_SILU_SLOPE || f == KOPT_GELU_SLOPE || f == KOPT_GELU_TANH_SLOPE) {
+        r = add_(s, v);
+        /* A zero has the sign of x. */
+        r = as_f32_(
+            or_(as_u32_(r), select_(ieq_(as_u32_(r), isplat_(0)), and_(as_u32_(x), isplat_(0x80000000u)), isplat_(0))));
+    }
+    return blend_(igt_(mag, isplat_(0x7F800000u)), x, r);
+}
+
+/* The result of the function whose argument is map_argument(). */
+FN_ vf32_ K_(map_function)(kopt_function f, vf32_ x) {
+    if (f == KOPT_LOG) return K_(vmath_log)(x);
+    return f == KOPT_TANH ? K_(vmath_tanh)(x) : K_(vmath_exp)(x, splat_(0));
+}
+
+/* f(x) correctly rounded to 16 bits, for a 16-bit x. */
+FN_ vu32_ K_(map16)(kopt_function f, kopt_format format, vu32_ x) {
+    const vf32_ wide = K_(widen)(x, format), q = K_(map_function)(f, K_(map_argument)(f, wide));
+    const vf32_ l = f == KOPT_SOFTPLUS ? K_(vmath_log)(add_(q, splat_(1.0f))) : q;
+    const int row = 2 * (int)f + (format == KOPT_FP16), last = kopt_map_exception_start_[row + 1];
+    vu32_ y = K_(round_nearest16)(K_(map_result)(f, wide, q, l), format);
+    int i;
+    for (i = kopt_map_exception_start_[row]; i < last; i++) {
+        const uint32_t e = kopt_map_exceptions_[i];
+        y = select_(ieq_(x, isplat_(e >> 16)), isplat_(e & 0xFFFFu), y);
+    }
+    return y;
+}
+
+/* atan2(y, x) for x > 0, within 2^-17 (relative; section 6a, where y is m): a polynomial in q, the smaller of |y| and x
+   divided by the larger; if |y| is the larger, pi/2 minus the polynomial. The polynomial is a product of factors, which
+   saves an operation, and two factors can be computed in parallel. Two infinities give NaN. */
+FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
+    const vu32_ mag = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
+    const vf32_ q = div_(min_(as_f32_(mag), x), max_(x, as_f32_(mag))); /* NaN if y or x is NaN: see min_ */
+    const vf32_ z = mul_(q, q);
+    const vf32_ a = add_(mul_(add_(z, splat_(1.75760663f)), z), splat_(3.77875996f));
+    const vf32_ b = add_(mul_(sub_(z, splat_(3.12811708f)), z), splat_(6.84485292f));
+    vf32_ angle = mul_(mul_(mul_(splat_(0.0131872343f), q), sub_(splat_(2.93177509f), z)), mul_(a, b));
+    angle = masked_sub_(igt_(mag, as_u32_(x)), splat_(1.57079637f), angle);
+    return as_f32_(or_(as_u32_(angle), and_(as_u32_(y), isplat_(0x80000000u))));
+}
+
+#if !defined(CORE_ONLY_) && KOPT_PASS_ != KOPT_PASS_CUDA_ /* the rest is about arrays: CUDA has loops of its own */
+
+/* Replaces two random words by two independent normal numbers, r cos(pi a) and r sin(pi a) (Box and Muller 1958).
+   r = sqrt(-2 log u) with u = (x + 1/2) / 2^32; u is the sum of two floats, as a single one would make small r coarse.
+   a = n/2 + f: n is the upper 2 bits of y; f is the other bits, symmetric about 0, as otherwise small results would be
+   coarse. */
+FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
+    const vf32_ high = mul_(convert_f32_(shr_(*x, 16)), splat_(1.52587890625e-05f)); /* 2^-16 */
+    const vf32_ unit = splat_(2.3283064365386963e-10f);                              /* 2^-32 */
+    const vf32_ low = mul_(add_(convert_f32_(and_(*x, isplat_(0xFFFFu))), splat_(0.5f)), unit);
+    /* near 1, where it counts, log(u + remainder) = log(u) + remainder */
+    const vf32_ u = add_(high, low), remainder = sub_(low, sub_(u, high));
+    const vf32_ r = sqrt_(mul_(add_(K_(vmath_log)(u), remainder), splat_(-2.0f)));
+    const vu32_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), isplat_(0x80000001u)), isplat_(0xC0000000u));
+    vf32_ c, s = K_(sincospi_quarter)(mul_(convert_f32_(odd), unit), &c);
+    const vmask_ even = ieq_(and_(n, isplat_(1)), isplat_(0));
+    const vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
+    *x = as_u32_(mul_(r, as_f32_(xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30)))));
+    *y = as_u32_(mul_(r, as_f32_(xor_(sw, shl_(and_(n, isplat_(2)), 30)))));
+}
+
+/* n random numbers. The 4 words of a Philox block make 4 of them. */
+FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
+    const size_t chunk = 4 * LANES_, size = kopt_bytes_of_(j->format);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(j->key.seed, j->key.step, j->key.id, KOPT_RANDOM_NOISE_);
+    size_t i, k, n;
+    for (i = 0; i < j->n; i += n) {
+        const uint64_t index = j->key.first_index + i;
+        const size_t offset = (unsigned)(index % chunk);
+        kopt_byte_ part[4 * 4 * LANES_];
+        vu32_ x[4], w[4];
+        n = j->n - i < chunk - offset ? j->n - i : chunk - offset;
+        K_(philox)(x, &cipher, (index - offset) >> 2);
+        if (j->kind == KOPT_VMATH_NORMAL_) {
+            for (k = 0; k < 4; k += 2) K_(box_muller)(&x[k], &x[k + 1]);
+        } else {
+            for (k = 0; k < 4; k++) /* odd numbers in (-2^24, 2^24) */
+                x[k] = as_u32_(mul_(convert_f32_(isub_(or_(shl_(shr_(x[k], 8), 1), isplat_(1)), isplat_(0x01000000u))),
+                                    splat_(5.9604644775390625e-08f)));
+        }
+        K_(philox_transpose)(w, x);
+        for (k = 0; k < 4; k++) {
+            const vf32_ y = add_(splat_(j->a), mul_(splat_(j->b), as_f32_(w[k])));
+            const vu32_ u = size == 4 ? as_u32_(y) : K_(round_nearest16)(y, j->format);
+            K_(store_n)(part + k * LANES_ * size, size, LANES_, u);
+        }
+        memcpy(j->out + i * size, part + offset * size, n * size);
+    }
+}
+
+/* Runs one job. */
+static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
+    const size_t size = kopt_bytes_of_(j->format);
+    size_t i, n;
+    if (j->kind == KOPT_VMATH_NORMAL_ || j->kind == KOPT_VMATH_UNIFORM_) {
+        K_(random_numbers)(j);
+        return;
+    }
+    for (i = 0; i < j->n; i += n) {
+        const kopt_byte_ *const in2 = j->in2 + i * size;
+        vu32_ u;
+        vf32_ x, y;
+        n = K_(lanes_left)(j->n, i);
+        u = K_(load_n)(j->in + i * size, size, n);
+        x = as_f32_(u);
+        switch ((int)j->kind) {
+        case KOPT_VMATH_EXP_: x = K_(vmath_exp)(x, splat_(0)); break;
+        case KOPT_VMATH_LOG_: x = K_(vmath_log)(x); break;
+        case KOPT_VMATH_TANH_: x = K_(vmath_tanh)(x); break;
+        case KOPT_VMATH_ERF_: x = K_(vmath_erf)(x); break;
+        case KOPT_VMATH_ERFC_: x = K_(vmath_erfc)(x); break;
+        case KOPT_VMATH_ATAN2_: x = K_(vmath_atan2)(x, as_f32_(K_(load_n)(in2, 4, n))); break;
+        case KOPT_VMATH_SINCOSPI_:
+            x = K_(vmath_sincospi)(x, &y);
+            K_(store_n)(j->out2 + i * size, size, n, as_u32_(y));
+            break;
+        default:
+            u = K_(map16)(j->f, j->format, u);
+            if (j->kind == KOPT_VMATH_MAP_BACKWARD_) {
+                y = mul_(K_(widen)(u, j->format), K_(widen)(K_(load_n)(in2, size, n), j->format));
+                u = K_(round_nearest16)(y, j->format);
+            }
+            x = as_f32_(u);
+        }
+        K_(store_n)(j->out + i * size, size, n, as_u32_(x));
+    }
+}
+#endif
+
+#undef blend_
+#undef horner_
+#undef abs_
+#endif /* KAHAN_OPT_VMATH */
+
 /* ---- rules ---- */
 
 /* Sections 4 to 6a: gradient and moments in, the direction out. It is what the rate multiplies in the update. */
@@ -4518,51 +4522,15 @@ FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) {
     return as_f32_(select_(igt_(x, y), x, y));
 }
 
-#ifdef KAHAN_OPT_VMATH
-/* atan2(y, x) for x > 0, within 2^-17 (relative; section 6a, where y is m): a polynomial in q, the smaller of |y| and x
-   divided by the larger; if |y| is the larger, pi/2 minus the polynomial. The polynomial is a product of factors, which
-   saves an operation, and two factors can be computed in parallel. Two infinities give NaN. The command `tests/vmath.py
-   coefficients` finds the coefficients. The division and the polynomial are separate functions, so that atan2_tile can
-   overlap them. */
-typedef struct atan2_reduced_ {
-    vf32_ y, q;   /* q: the smaller of |y| and x, divided by the larger */
-    vmask_ steep; /* |y| > x */
-} atan2_reduced_;
-
-FN_ atan2_reduced_ K_(atan2_reduce)(vf32_ y, vf32_ x) {
-    const vu32_ mag = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
-    atan2_reduced_ o;
-    o.y = y;
-    o.q = div_(min_(as_f32_(mag), x), max_(x, as_f32_(mag))); /* NaN if y or x is NaN: see min_ */
-    o.steep = igt_(mag, as_u32_(x));
-    return o;
-}
-
-FN_ vf32_ K_(atan2_polynomial)(const atan2_reduced_ *o) {
-    const vf32_ z = mul_(o->q, o->q);
-    const vf32_ a = add_(mul_(add_(z, splat_(1.75760663f)), z), splat_(3.77875996f));
-    const vf32_ b = add_(mul_(sub_(z, splat_(3.12811708f)), z), splat_(6.84485292f));
-    vf32_ angle = mul_(mul_(mul_(splat_(0.0131872343f), o->q), sub_(splat_(2.93177509f), z)), mul_(a, b));
-    angle = masked_sub_(o->steep, splat_(1.57079637f), angle);
-    return as_f32_(or_(as_u32_(angle), and_(as_u32_(o->y), isplat_(0x80000000u))));
-}
-
-FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
-    const atan2_reduced_ o = K_(atan2_reduce)(y, x);
-    return K_(atan2_polynomial)(&o);
-}
-#endif
-
 /* The number of moments; a constant where the rule decides it. */
-#define MOMENTS_ kopt_moment_count_in_build_(kind.rule, kind.moment_count)
+#define MOMENTS_ kind.moment_count
 
 /* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the weight
    that decay sees (section 3), compensation that of KAHAN or 0. L2 reads w, and KOPT_EMA reads both; in all other
-   cases they may be anything. For Adam-atan2 it returns the first argument of atan2 and sets *y to the second; for
-   a smooth Lion it returns the argument of tanh. The caller makes them the direction (rule_function). */
-FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p, vf32_ *y) {
+   cases they may be anything. */
+FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p) {
     vf32_ x, denominator;
-    *y = p->root = p->third_root = g; /* any value */
+    p->root = p->third_root = g; /* any value */
     /* section 4: the gradient */
     if ((k->use_scale | k->use_l2) != 0) { /* one test: most steps have neither. A scale of 1 changes no number */
         g = mul_(g, k->grad_scale);
@@ -4578,7 +4546,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         x = K_(moving_average)(k->beta1, k->gain1, p->m, g);
         p->m = K_(moving_average)(k->beta2, k->gain2, p->m, g);
 #ifdef KAHAN_OPT_VMATH
-        if (k->smooth) return mul_(k->sharpness, x);
+        if (k->smooth) return K_(vmath_tanh)(mul_(k->sharpness, x));
 #endif
         return K_(sign)(x);
     }
@@ -4595,7 +4563,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         return div_(add_(p->m, mul_(k->third_scale, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
     }
 
-    if (kind.rule != KOPT_ADAM && !KOPT_IS_ATAN2_(kind.rule)) return as_f32_(isplat_(0x7FC00000u)); /* no such rule */
+    if (kind.rule != KOPT_ADAM && kind.rule != KOPT_ADAM_ATAN2) return as_f32_(isplat_(0x7FC00000u)); /* no such rule */
     /* sections 6 and 6a: Adam, AMSGrad, StableAdamW, Adam-atan2; RAdam and Ranger: Adam with other scalars */
     p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
     p->v = K_(moving_average_of_squares)(k->beta2, k->gain2, p->v, g);
@@ -4605,8 +4573,11 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         denominator = p->third_root = sqrt_(p->third);
     }
     if (k->unrectified) return p->m; /* RAdam and Ranger in their first steps */
-    *y = add_(mul_(denominator, k->root_scale), k->eps);
-    return KOPT_IS_ATAN2_(kind.rule) ? p->m : div_(p->m, *y);
+    denominator = add_(mul_(denominator, k->root_scale), k->eps);
+#ifdef KAHAN_OPT_VMATH
+    if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(p->m, denominator);
+#endif
+    return div_(p->m, denominator);
 }
 
 /* What is subtracted from the weight w: rate * direction + decay * w. */
@@ -4767,9 +4738,8 @@ NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_
            16;
 }
 
-/* The first stage of an element: updates its moments. Returns the direction, and *y, as rule does. */
-FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, element_ *e, vu32_ r,
-                        vf32_ *y) {
+/* The first stage of an element: updates its moments. Returns the direction. */
+FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, element_ *e, vu32_ r) {
     moments_ p;
     vf32_ x;
     p.m = p.v = p.third = p.fourth = p.third_root = w; /* any value: a rule reads only the moments that it has */
@@ -4777,7 +4747,7 @@ FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compe
     if (MOMENTS_ > 1) p.v = K_(load_moment)(kind, e, 1);
     if (MOMENTS_ > 2) p.third = K_(load_moment)(kind, e, 2);
     if (MOMENTS_ > 3) p.fourth = K_(load_moment)(kind, e, 3);
-    x = K_(rule)(kind, k, w, compensation, K_(widen)(e->grad, kind.grad), &p, y);
+    x = K_(rule)(kind, k, w, compensation, K_(widen)(e->grad, kind.grad), &p);
     if (MOMENTS_ > 0) e->moment[0] = K_(encode_moment)(kind, 0, p.m, p.m, r);
     if (MOMENTS_ > 1) e->moment[1] = K_(encode_moment)(kind, 1, p.v, p.root, r);
     if (MOMENTS_ > 2) e->moment[2] = K_(encode_moment)(kind, 2, p.third, p.third_root, r);
@@ -4833,37 +4803,17 @@ FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ 
               size != 0 && ((e->residual ^ old->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
 }
 
-#if defined(KAHAN_OPT_VMATH) && defined(ONE_PASS_)
-FN_ vf32_ K_(vmath_tanh)(vf32_ x); /* defined below, under vector mathematics */
-#endif
-
-/* The direction, from what the rule returns: applies the built-in atan2, and with ONE_PASS_ tanh. The functions of a
-   table (opt.vmath) run over buffers instead: see walk_tiled. */
-FN_ vf32_ K_(rule_function)(kopt_kind_ kind, const scalars_ *k, vf32_ x, vf32_ y) {
-#ifdef KAHAN_OPT_VMATH
-    if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(x, y);
-#ifdef ONE_PASS_
-    if (kind.rule == KOPT_LION && k->smooth) return K_(vmath_tanh)(x);
-#endif
-#endif
-    (void)kind;
-    (void)k;
-    (void)y;
-    return x;
-}
-
 FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(load_n)(p + i * size, size, 1); }
 FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
 
 /* Runs these stages (KOPT_DIRECTION_STAGE_ ...) of element i. r: its random bits. If the first stage runs alone, it
-   stores what rule returns in *x_buffer, and for Adam-atan2 its y in *y_buffer. If the second stage runs without the
-   first, it takes the direction from *x_buffer. Both are fp32 at any alignment. */
+   stores the direction in *x_buffer. If the second stage runs without the first, it takes it from there. */
 FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, vu32_ r, int stages,
-                          kopt_byte_ *x_buffer, kopt_byte_ *y_buffer) {
+                          kopt_byte_ *x_buffer) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
                  moment_size = kopt_bytes_of_(kind.moment);
-    vf32_ w, compensation, x, y, update;
+    vf32_ w, compensation, x, update;
     element_ e, old;
     e.moment[0] = e.moment[1] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = e.grad = 0;
     old.moment[0] = old.moment[1] = old.moment[2] = old.moment[3] = 0;
@@ -4877,21 +4827,15 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
         if (MOMENTS_ > 1) e.moment[1] = K_(load_at)(j->moment[1], i, moment_size);
         if (MOMENTS_ > 2) e.moment[2] = K_(load_at)(j->moment[2], i, moment_size);
         if (MOMENTS_ > 3) e.moment[3] = K_(load_at)(j->moment[3], i, moment_size);
-        x = K_(direction)(kind, k, w, compensation, &e, r, &y);
+        x = K_(direction)(kind, k, w, compensation, &e, r);
         if (MOMENTS_ > 0) K_(store_at)(j->moment[0], i, moment_size, e.moment[0]);
         if (MOMENTS_ > 1) K_(store_at)(j->moment[1], i, moment_size, e.moment[1]);
         if (MOMENTS_ > 2) K_(store_at)(j->moment[2], i, moment_size, e.moment[2]);
         if (MOMENTS_ > 3) K_(store_at)(j->moment[3], i, moment_size, e.moment[3]);
         if (stages == KOPT_DIRECTION_STAGE_) {
             store32_(x_buffer, as_u32_(K_(canonical_nan)(x)));
-#ifdef KAHAN_OPT_VMATH
-            if (kind.rule == KOPT_ADAM_ATAN2) store32_(y_buffer, as_u32_(K_(canonical_nan)(y)));
-#else
-            (void)y_buffer;
-#endif
             return;
         }
-        x = K_(rule_function)(kind, k, x, y);
     } else {
         x = as_f32_(load32_(x_buffer));
     }
@@ -4907,19 +4851,18 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
             K_(store_at)(j->slow, i, weight_size, e.weight);
             if (residual_size != 0) K_(store_at)(j->slow_residual, i, residual_size, e.residual);
         }
-        if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->copy != NULL)
+        if ((stages & KOPT_FINAL_STAGE_) != 0 && j->copy != NULL)
             K_(store_at)(j->copy, i, kopt_bytes_of_(j->copy_format), K_(encode_copy)(kind, &e, j->copy_format));
     }
+    if ((stages & KOPT_FINAL_STAGE_) != 0 && j->counts != NULL) K_(count_element)(kind, j->counts, &old, &e, update);
     if ((stages & KOPT_FINAL_STAGE_) != 0 && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && (stages & KOPT_FINAL_STAGE_) != 0 && j->counts != NULL)
-        K_(count_element)(kind, j->counts, &old, &e, update);
 }
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* Runs these stages of the elements i to i + n - 1. x, y: fp32 buffers as for step_element, or NULL. pair: 0, or the
-   buffers hold a pair of so many elements, first the even ones, then the odd ones. */
+/* Runs these stages of the elements i to i + n - 1. x: an fp32 buffer as for step_element, or NULL. pair: 0, or the
+   buffer holds a pair of so many elements, first the even ones, then the odd ones. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
-                                                                   kopt_byte_ *x, kopt_byte_ *y, size_t pair) {
+                                                                   kopt_byte_ *x, size_t pair) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
@@ -4927,31 +4870,13 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
     size_t q;
     for (q = 0; q < n; q++) {
         const size_t offset = 4 * (pair != 0 ? q % 2 * (pair / 2) + q / 2 : q);
-        const vu32_ r = K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i + q), q == 0);
-        kopt_byte_ *const x_at = x == NULL ? x : x + offset, *const y_at = y == NULL ? y : y + offset;
-        K_(step_element)(j, kind, &k, i + q, r, stages, x_at, y_at);
+        const vu32_ r = K_(random_at)(words, &cipher, (j->first + i + q), q == 0);
+        K_(step_element)(j, kind, &k, i + q, r, stages, x == NULL ? x : x + offset);
     }
 }
 #endif
 
-#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
-/* What `walk` does if opt.vmath is a table: tile by tile, with a function of the table between the stages. */
-static KOPT_NOINLINE_ void K_(walk_tiled)(const kopt_job_ *j, size_t begin, size_t end) {
-    float x[KOPT_TILE_], y[KOPT_TILE_];
-    kopt_byte_ *const x_buffer = (kopt_byte_ *)x, *const y_buffer = (kopt_byte_ *)y;
-    size_t n, q;
-    for (; begin < end; begin += n) {
-        n = end - begin < KOPT_TILE_ ? end - begin : KOPT_TILE_;
-        kopt_step_elements_scalar_(j, begin, n, KOPT_DIRECTION_STAGE_, x_buffer, y_buffer, 0);
-        for (q = 0; j->quotient && q < n; q++) x[q] = div_(x[q], y[q]);
-        kopt_call_rule_function_(j, x, y, n);
-        kopt_step_elements_scalar_(j, begin, n, KOPT_COMMIT_STAGE_ | KOPT_FINAL_STAGE_, x_buffer, y_buffer, 0);
-    }
-}
-#endif
-
-/* Steps the elements [begin, end): all stages of an element, then the next element. With a table (opt.vmath): one stage
-   of a whole tile, then the next stage. */
+/* Steps the elements [begin, end): all stages of an element, then the next element. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #ifndef KOPT_VECTOR_CODE_ /* no vector code calls step_elements: step_element is inlined */
     const scalars_ k = K_(splat_job)(j);
@@ -4961,19 +4886,13 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     vu32_ words[4];
     size_t i;
 #endif
-#if defined(KAHAN_OPT_VMATH) && !defined(ONE_PASS_)
-    if (j->vmath != NULL) {
-        K_(walk_tiled)(j, begin, end);
-        return;
-    }
-#endif
 #ifdef KOPT_VECTOR_CODE_
-    kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, NULL, 0);
+    kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, 0);
 #else
     for (i = begin; i < end; i++)
         K_(step_element)(j, kind, &k, i,
-                         random ? K_(random_at)(words, &cipher, KOPT_INDEX_(j->first + i), i == begin) : 0,
-                         KOPT_ALL_STAGES_, NULL, NULL);
+                         random ? K_(random_at)(words, &cipher, (j->first + i), i == begin) : 0,
+                         KOPT_ALL_STAGES_, NULL);
 #endif
 }
 #else                           /* vectors */
@@ -5039,8 +4958,8 @@ typedef struct half_pair_ {
 
 /* The rule, and the rounding of its moments, for the first or the second vector of a pair. */
 FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
-                             vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h, vf32_ *y) {
-    const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments, y);
+                             vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h) {
+    const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments);
     vu32_ largest = isplat_(0);
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
@@ -5259,7 +5178,7 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
             const int rooted = kopt_stores_root_(kind, m);
             const vf32_ x = rooted ? K_(root_at)(a->moments, m) : K_(moment_at)(a->moments, m);
             const vf32_ y = rooted ? K_(root_at)(b->moments, m) : K_(moment_at)(b->moments, m);
-            const int at = KOPT_ONLY_ == KOPT_WITH_ALL ? m : m & 3; /* m < 4, but gcc warns in small builds */
+            const int at = m;
             if (kind.buffered) largest[at] = imax_(largest[at], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
             store32_(j->moment[m] + 4 * i, kind.buffered ? as_u32_(x) : K_(flush_f32)(x));
             store32_(j->moment[m] + 4 * (i + LANES_), kind.buffered ? as_u32_(y) : K_(flush_f32)(y));
@@ -5280,12 +5199,12 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
     return 1;
 }
 
-/* The first stage of a pair: loads the gradient, updates the moments. *x, *y: what rule returns. w_buffer,
+/* The first stage of a pair: loads the gradient, updates the moments. *x: the direction. w_buffer,
    compensation_buffer: the pair's weights in fp32, if the rule reads them; NULL: they are loaded from memory. largest:
    see store_moment_pair. Returns 0, with nothing stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                            const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int layout,
-                           pair_ *x, pair_ *y, vu32_ *largest) {
+                           pair_ *x, vu32_ *largest) {
     const pair_ g = K_(load_pair)(j->grad, i, kind.grad, layout, c);
     pair_ w = g, compensation = g, moment[4];
     half_pair_ a, b;
@@ -5312,13 +5231,12 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     b.moments.third = moment[2].b;
     a.moments.fourth = moment[3].a;
     b.moments.fourth = moment[3].b;
-    x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number[0], r->stride[0], 0, layout, &a, &y->a);
-    x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number[1], r->stride[1], 1, layout, &b, &y->b);
+    x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number[0], r->stride[0], 0, layout, &a);
+    x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number[1], r->stride[1], 1, layout, &b);
     /* A NaN of another format can have bits below those of a bf16. Rounding could carry them and turn the NaN into a
        number. */
     if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight)) {
         if (any_true_(unordered_(x->a, x->b))) return 0;
-        if (kind.rule == KOPT_ADAM_ATAN2 && any_true_(unordered_(y->a, y->b))) return 0;
     }
     return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, layout, largest);
 }
@@ -5335,14 +5253,14 @@ FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_
 
 /* Makes the random numbers of the n elements from this global index on. fresh: r does not hold the words of their span
    yet. alone: no later tile uses these words. Then, if the n elements lie in one group, only their words are made. */
-NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, kopt_index_ index,
+NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, uint64_t index,
                                        size_t n, int fresh, int alone) {
     const size_t offset = (unsigned)(index % KOPT_RANDOM_GROUP_);
     const int partial = alone && offset + n <= KOPT_RANDOM_GROUP_;
     const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
     size_t q;
     for (q = 0; q < offset + n; q += KOPT_RANDOM_GROUP_) {
-        const kopt_index_ group = index - offset + q;
+        const uint64_t group = index - offset + q;
         if (group % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) K_(random_span)(r->words, cipher, group, from, to);
         K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, group, from, to);
     }
@@ -5469,7 +5387,7 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
 /* Do the stages of a tile prefetch? On AVX2 and SSE2 the test alone costs SGD a tenth, and there is nothing to gain. */
 #define TILES_PREFETCH_ (LANES_ == 16)
 
-/* First stage: computes x and y, and stores the moments. order: that of the pairs in it. */
+/* First stage: computes x, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     arrays_ a = K_(arrays_of)(&t->job);
     const scalars_ k = K_(splat_job)(&t->job);
@@ -5487,18 +5405,16 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     }
     for (i = 0; i < n; i += PAIR_) {
         const random_pair_ r = K_(load_random_pair)(base, stride, i);
-        pair_ x, y;
+        pair_ x;
         if (prefetches) {
             K_(prefetch_pair)(a.grad, i, kopt_bytes_of_(kind.grad));
             EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i, 4);
         }
-        if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x, &y, largest)) {
+        if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x, largest)) {
             kopt_direction_in_scalar_(t, i, PAIR_);
             continue;
         }
         K_(store_f32_pair)(t->x + i, K_(reorder)(x, order, ORDER_(kind.weight)));
-        if (KOPT_IS_ATAN2_(kind.rule))
-            K_(store_f32_pair)(t->compensation + i, K_(reorder)(y, order, ORDER_(kind.weight)));
     }
     for (i = 0; kind.buffered && i < (size_t)MOMENTS_; i++) {
         /* reduced here and not where it is used, so that the reduction overlaps with the next stage */
@@ -5593,17 +5509,11 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #endif
 /* clang-format on */
 
-/* Is a value of a line in a set of the build (KAHAN_OPT_ONLY), where bit i is value i? One that is not in it matches
-   nothing, and the compiler drops its function. fp32 is in every build: buffers and steps without moments have it.
-   % 32: ANY_ is no bit. */
-#define IN_SET_(set, value) ((value) == ANY_ || ((set) >> (value) % 32 & 1u) != 0)
-#define MATCHES_(set, value, first, second)                                 \
-    ((first) == ANY_ || (IN_SET_(set, first) && (int)(value) == (first)) || \
-     (IN_SET_(set, second) && (int)(value) == (second)))
+#define MATCHES_(value, first, second) ((first) == ANY_ || (int)(value) == (first) || (int)(value) == (second))
 #define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))
 #define FORMAT_MATCHES_(line_format, format)                             \
     ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 \
-                           : IN_SET_(KOPT_FORMATS_ | 1u, line_format) && (int)(format) == (line_format))
+                           : ((int)(format)) == (line_format))
 
 /* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) {
@@ -5633,8 +5543,8 @@ DIRECTIONS_(LINE_)
 #define BF16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_BF16, first, second)
 #define FP16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_FP16, first, second)
 #define HAVE_LINES_(last, set) ((~(set) & ((2u << (last)) - 1u)) == 0 ? 1 : -1)
-#define NEED_NO_LINE_ (KOPT_STEPPED_AS_ADAM_ | 1u << KOPT_EMA)
-typedef char K_(f32_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, KOPT_STEPPED_AS_ADAM_ DIRECTIONS_(F32_RULES_))];
+#define NEED_NO_LINE_ ((1u << KOPT_RADAM | 1u << KOPT_RANGER) | 1u << KOPT_EMA)
+typedef char K_(f32_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, (1u << KOPT_RADAM | 1u << KOPT_RANGER) DIRECTIONS_(F32_RULES_))];
 typedef char K_(bf16_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, NEED_NO_LINE_ DIRECTIONS_(BF16_RULES_))];
 typedef char K_(fp16_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, NEED_NO_LINE_ DIRECTIONS_(FP16_RULES_))];
 typedef char K_(bf16_roundings_complete)[HAVE_LINES_(KOPT_LAST_ROUNDING_, 0u COMMITS_(BF16_ROUNDINGS_))];
@@ -5664,7 +5574,7 @@ NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
     const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
     size_t i;
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                      \
-    if (MATCHES_(KOPT_STEPPED_RULES_, kind.rule, line_rule, other_rule) && COUNT_MATCHES_(line_moments) && \
+    if (MATCHES_(kind.rule, line_rule, other_rule) && COUNT_MATCHES_(line_moments) && \
         FORMAT_MATCHES_(line_format, format)) {                                                            \
         K_(name)(t);                                                                                       \
         return;                                                                                            \
@@ -5678,8 +5588,8 @@ NOINLINE_FN_ void K_(commit_dispatch)(kopt_tile_ *t) {
     const kopt_kind_ kind = kopt_copy_kind_(&t->kind);
     size_t i;
 #define LINE_(name, line_format, line_rounding, other_rounding)                    \
-    if (IN_SET_(KOPT_FORMATS_, line_format) && kind.weight == (line_format) &&     \
-        MATCHES_(KOPT_ROUNDINGS_, kind.rounding, line_rounding, other_rounding)) { \
+    if (kind.weight == (line_format) &&     \
+        MATCHES_(kind.rounding, line_rounding, other_rounding)) { \
         K_(name)(t);                                                               \
         return;                                                                    \
     }
@@ -5710,43 +5620,6 @@ NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, con
 NOINLINE_FN_ void K_(load_weight_tile)(kopt_tile_ *t) {
     K_(load_weights)(t->job.weight, t->job.residual, &t->kind, t->job.end, t->w, t->compensation);
 }
-
-#ifdef KAHAN_OPT_VMATH
-/* x = atan2(x, y) for n elements, a multiple of PAIR_. Software pipelining: the divisions of a pair are in flight while
-   the polynomials of the pair before are computed. */
-FN_ atan2_reduced_ K_(atan2_load)(const float *x, const float *y) {
-    return K_(atan2_reduce)(K_(load_f32)(x), K_(load_f32)(y));
-}
-
-FN_ void K_(atan2_tile)(float *x, const float *y, size_t n) {
-    atan2_reduced_ first = K_(atan2_load)(x, y), second = K_(atan2_load)(x + LANES_, y + LANES_), next;
-    for (; n > PAIR_; n -= PAIR_, x += PAIR_, y += PAIR_) {
-        next = K_(atan2_load)(x + PAIR_, y + PAIR_);
-        K_(store_f32)(x, K_(atan2_polynomial)(&first));
-        first = next;
-        next = K_(atan2_load)(x + PAIR_ + LANES_, y + PAIR_ + LANES_);
-        K_(store_f32)(x + LANES_, K_(atan2_polynomial)(&second));
-        second = next;
-    }
-    K_(store_f32)(x, K_(atan2_polynomial)(&first));
-    K_(store_f32)(x + LANES_, K_(atan2_polynomial)(&second));
-}
-
-/* The function between the stages: replaces x by atan2(x, y) or by the result of the table's function. */
-NOINLINE_FN_ void K_(rule_function)(kopt_tile_ *t) {
-    const kopt_job_ *const j = &t->job;
-    const size_t n = (j->end + PAIR_ - 1) / PAIR_ * PAIR_;
-    float *const x = t->x, *const y = t->compensation;
-    size_t i;
-    if (j->vmath == NULL) {
-        K_(atan2_tile)(x, y, n);
-        return;
-    }
-    for (i = 0; j->quotient && i < n; i += LANES_) K_(store_f32)(x + i, div_(K_(load_f32)(x + i), K_(load_f32)(y + i)));
-    kopt_call_rule_function_(j, x, y, ORDER_(t->kind.weight) != 0 ? n : j->end);
-    for (i = 0; i < n; i += LANES_) K_(store_f32)(x + i, K_(canonical_nan)(K_(load_f32)(x + i)));
-}
-#endif
 
 /* Replaces x by the update of each weight, with Lookahead if the step synchronizes the slow weights of Ranger. */
 NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
@@ -5783,12 +5656,7 @@ static const kopt_stages_ K_(stages) = {PAIR_,
                                         K_(direction_dispatch),
                                         K_(update_tile),
                                         K_(commit_dispatch),
-                                        K_(convert)
-#ifdef KAHAN_OPT_VMATH
-                                            ,
-                                        K_(rule_function)
-#endif
-};
+                                        K_(convert)};
 
 #ifdef SPECIALIZED_
 /* ---- specialized loops ---- */
@@ -5829,16 +5697,11 @@ FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kop
     if (K_(commit_pair)(a, kind, k, c, i, NULL, NULL, x, numbers, layout)) return;
     K_(store_f32)(buffer, x.a);
     K_(store_f32)(buffer + LANES_, x.b);
-    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer), NULL,
+    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer),
                                (layout & EVEN_ODD_) != 0 ? PAIR_ : 0);
 }
 
-/* Is there a specialized loop with the schedule KOPT_TILED_? */
-#ifdef KAHAN_OPT_VMATH
-#define SPECIALIZE_TILED_ 1
-#else
-#define SPECIALIZE_TILED_ (LANES_ == 8)
-#endif
+#define SPECIALIZE_TILED_ (LANES_ == 8) /* is there a specialized loop with the schedule KOPT_TILED_? */
 /* Do specialized loops take L2? Not with AVX2: it has few registers, and the test for L2 would slow down every step. */
 #define SPECIALIZE_L2_ (LANES_ != 8)
 
@@ -5859,7 +5722,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
     const int pipelined = LANES_ == 16 && schedule == KOPT_PIPELINED_;
     const int layout = even_odd | (tiled ? 0 : RANDOM_ZERO_EXTENDED_);
     random_counter_ counters[KOPT_RANDOM_GROUP_ / PAIR_];
-    KOPT_ALIGN64_ float x_buffer[KOPT_TILE_], y_buffer[KOPT_TILE_];
+    KOPT_ALIGN64_ float x_buffer[KOPT_TILE_];
     kopt_random_tile_ tile;
     random_pair_ no_random;
     pair_ pending;
@@ -5872,7 +5735,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
         no_random.stride[1] = isplat_(0);
     pending.a = pending.b = as_f32_(no_random.number[0]);
     for (n = 0; end - i >= PAIR_; i += n) {
-        const kopt_index_ index = KOPT_INDEX_(whole->first + i);
+        const uint64_t index = (whole->first + i);
         const size_t in_group = (unsigned)(index % KOPT_RANDOM_GROUP_);
         /* fresh: the counters do not continue from the previous group */
         const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
@@ -5887,7 +5750,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
         for (q = 0; q < n; q += PAIR_) {
             const size_t v = tiled ? q : 0;
             random_pair_ r = no_random;
-            pair_ x, y;
+            pair_ x;
             if (prefetches) {
                 K_(prefetch_pair)(a.weight, i + q, kopt_bytes_of_(kind.weight));
                 K_(prefetch_pair)(a.grad, i + q, kopt_bytes_of_(kind.grad));
@@ -5901,23 +5764,15 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
                 counter->r.number[1] = add16_(r.number[1], counter->next_group[1]);
                 counter++;
             }
-            if (!K_(direction_pair)(&a, kind, &k, &c, i + q, NULL, NULL, &r, layout, &x, &y, NULL)) {
+            if (!K_(direction_pair)(&a, kind, &k, &c, i + q, NULL, NULL, &r, layout, &x, NULL)) {
                 kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(x_buffer + v),
-                                           KOPT_BYTES_(y_buffer + v), even_odd ? PAIR_ : 0);
+                                           even_odd ? PAIR_ : 0);
                 x.a = K_(load_f32)(x_buffer + v);
                 x.b = K_(load_f32)(x_buffer + v + LANES_);
-                y.a = K_(load_f32)(y_buffer + v);
-                y.b = K_(load_f32)(y_buffer + v + LANES_);
             }
             if (tiled) {
                 K_(store_f32)(x_buffer + v, x.a);
                 K_(store_f32)(x_buffer + v + LANES_, x.b);
-#ifdef KAHAN_OPT_VMATH
-                if (kind.rule == KOPT_ADAM_ATAN2) {
-                    K_(store_f32)(y_buffer + v, y.a);
-                    K_(store_f32)(y_buffer + v + LANES_, y.b);
-                }
-#endif
             } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
                 if (!pipelined || is_pending)
                     K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q,
@@ -5931,9 +5786,6 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
             }
         }
         if (tiled) {
-#ifdef KAHAN_OPT_VMATH
-            if (kind.rule == KOPT_ADAM_ATAN2) K_(atan2_tile)(x_buffer, y_buffer, n);
-#endif
             for (q = 0; q < n; q += PAIR_) {
                 vu32_ numbers[2];
                 pair_ x;
@@ -5960,13 +5812,6 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
    NEON. */
 #define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
 /* clang-format off */
-#ifdef KAHAN_OPT_VMATH
-#define SPECIALIZATIONS_VMATH_(LINE_) \
-    LINE_(specialized_atan2_kahan, KOPT_ADAM_ATAN2, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_TILED_) \
-    LINE_(specialized_atan2_f32, KOPT_ADAM_ATAN2, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_TILED_)
-#else
-#define SPECIALIZATIONS_VMATH_(LINE_)
-#endif
 #ifdef REORDER_ /* even and odd elements apart: the loop over tiles is nearly as fast */
 #define SPECIALIZATIONS_IN_ORDER_(LINE_)
 #else
@@ -5979,8 +5824,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
           SCHEDULE_(KOPT_FUSED_)) \
     LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_) \
     LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_) \
-    SPECIALIZATIONS_IN_ORDER_(LINE_) \
-    SPECIALIZATIONS_VMATH_(LINE_)
+    SPECIALIZATIONS_IN_ORDER_(LINE_)
 /* clang-format on */
 
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule)     \
@@ -6005,9 +5849,6 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
     const kopt_step *s = j->step;
     if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != NULL || j->copy != NULL) return begin;
     if (!SPECIALIZE_L2_ && kopt_as_u32_(s->l2) << 1 != 0) return begin;
-#ifdef KAHAN_OPT_VMATH
-    if (j->vmath != NULL) return begin;
-#endif
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule) \
     if (kind.rule == (line_rule) && MOMENTS_ == (line_moments) && kind.weight == (line_format) &&            \
         kind.grad == (line_format) && kind.moment == (line_format) &&                                        \
@@ -6035,7 +5876,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     /* The specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
        come in whole pairs. The loop over tiles steps the elements before and behind. It is called from here and not
        from the specialized loop, so that the stack frames of the two do not add up. */
-    const size_t head = (unsigned)((0 - KOPT_INDEX_(j->first + i)) % PAIR_);
+    const size_t head = (unsigned)((0 - (j->first + i)) % PAIR_);
     if (j->end - i >= head + PAIR_) {
         const size_t end = K_(specialized_step)(j, kopt_kind_of_(j, LANES_ == 1), i + head);
         if (end > i + head) {
@@ -6135,7 +5976,7 @@ NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, s
         vu32_ r = isplat_(0);
         vf32_ x;
         n = LANES_;
-        if (stream != 0) r = K_(random_next)(&draws, &cipher, KOPT_INDEX_(c->first + i), i == begin, &n);
+        if (stream != 0) r = K_(random_next)(&draws, &cipher, (c->first + i), i == begin, &n);
         if (end - i < n) n = end - i;
         x = K_(widen)(K_(load_n)(c->src + i * from_size, from_size, n), c->src_format);
         r = stochastic ? shr_(K_(round_stochastic)(x, c->dst_format, and_(r, isplat_(0xFFFFu)), &constants), 16)
@@ -6422,473 +6263,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 }
 #endif
 
-#ifdef KAHAN_OPT_VMATH
-/* ---- vector mathematics ---- */
-
-/* Functions of one vector. docs/vmath.md has the formulas; `python3 tests/vmath.py coefficients` prints the
-   coefficients. */
-
-#define blend_ K_(blend)
-#define horner_ K_(horner)
-#define abs_ K_(abs)
-
-FN_ vf32_ blend_(vmask_ m, vf32_ yes, vf32_ no) { return as_f32_(select_(m, as_u32_(yes), as_u32_(no))); }
-FN_ vf32_ abs_(vf32_ x) { return as_f32_(and_(as_u32_(x), isplat_(0x7FFFFFFFu))); }
-
-/* x, with its magnitude reduced to limit if it is above limit or NaN. The sign stays. */
-FN_ vf32_ K_(clamp_abs)(vf32_ x, float limit) {
-    const vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu)), end = isplat_(kopt_as_u32_(limit));
-    return as_f32_(or_(xor_(u, mag), select_(igt_(mag, end), end, mag)));
-}
-
-/* c + x * higher, one step of Horner's method. A polynomial is horner_(x, c0, horner_(x, c1, ... splat_(c_last))). */
-FN_ vf32_ horner_(vf32_ x, float c, vf32_ higher) { return add_(mul_(higher, x), splat_(c)); }
-
-/* Returns a * b; *error becomes the rounding error of the product, exactly (Dekker 1971). Magnitudes must be below
-   2^115, products above 2^-100. */
-FN_ vf32_ K_(two_product)(vf32_ a, vf32_ b, vf32_ *error) {
-    const vf32_ split = splat_(4097.0f), p = mul_(a, b), at = mul_(a, split), bt = mul_(b, split);
-    const vf32_ ah = sub_(at, sub_(at, a)), al = sub_(a, ah), bh = sub_(bt, sub_(bt, b)), bl = sub_(b, bh);
-    *error = add_(add_(add_(sub_(mul_(ah, bh), p), mul_(ah, bl)), mul_(al, bh)), mul_(al, bl));
-    return p;
-}
-
-/* e^(x + d), d a small correction of x. With x + d = k log 2 + r, log 2 in two parts (Cody and Waite), it is
-   2^k (1 + r + r^2 P(r)). r_error is the rounding error of r, low that of 1 + r. */
-FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
-    /* Adding magic = 1.5 * 2^23 rounds to an integer, which is then in the low bits. */
-    const vf32_ magic = splat_(12582912.0f), one = splat_(1.0f), a = K_(clamp_abs)(x, 104.0f);
-    const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
-    const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
-    const vf32_ r = add_(r0, c), r_error = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
-    const vf32_ p =
-        add_(mul_(mul_(r, r), horner_(r, 0.5f,
-                                      horner_(r, 0.166666672f,
-                                              horner_(r, 0.0416664518f,
-                                                      horner_(r, 0.00833319779f,
-                                                              horner_(r, 0.00139361445f, splat_(0.000199533533f))))))),
-             r_error);
-    const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
-    /* 2^k as two factors, so that a subnormal result is rounded only once. */
-    vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23)));
-    y = mul_(y, as_f32_(shl_(isub_(i2, isplat_(256 - 127)), 23)));
-    return blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), as_f32_(isplat_(0x7FC00000u)), y);
-}
-
-/* log(x) = k log 2 + log(1 + f), where x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
-   With s = f / (2 + f), log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)). */
-FN_ vf32_ K_(vmath_log)(vf32_ x) {
-    const vu32_ bits = as_u32_(x);
-    /* 0 and subnormals; negative numbers, too, but their result is replaced below */
-    const vmask_ tiny = igt_(isplat_(0x00800000u), bits);
-    const vu32_ u =
-        iadd_(select_(tiny, as_u32_(mul_(x, splat_(8388608.0f))), bits), isplat_(0x3F800000u - 0x3F3504F3u));
-    const vf32_ f = sub_(as_f32_(iadd_(and_(u, isplat_(0x007FFFFFu)), isplat_(0x3F3504F3u))), splat_(1.0f));
-    const vf32_ k = convert_f32_(isub_(shr_(u, 23), select_(tiny, isplat_(127 + 23), isplat_(127))));
-    const vf32_ s = div_(f, add_(splat_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), splat_(0.5f));
-    const vf32_ r = sub_(
-        mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f,
-                                           horner_(z, 0.400008112f, horner_(z, 0.285134971f, splat_(0.239589244f))))))),
-        half);
-    const vf32_ a = mul_(k, splat_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
-    vf32_ y = add_(high, add_(low, add_(mul_(k, splat_(-0.000212194440f)), r)));
-    y = blend_(igt_(bits, isplat_(0x7F7FFFFFu)), x, y);                   /* +infinity, NaN */
-    y = blend_(igt_(isplat_(0), bits), as_f32_(isplat_(0x7FC00000u)), y); /* negative */
-    return blend_(ieq_(and_(bits, isplat_(0x7FFFFFFFu)), isplat_(0)), as_f32_(isplat_(0xFF800000u)), y);
-}
-
-/* tanh(x) = x + x^3 P(x^2) for |x| < 0.8, else 1 - 2 q / (1 + q) with q = e^(-2 |x|), and the sign of x. */
-FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
-    const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f),
-                q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
-    const vf32_ below =
-        add_(a, mul_(mul_(a, z),
-                     horner_(z, -0.333333313f,
-                             horner_(z, 0.133332387f,
-                                     horner_(z, -0.0539542474f,
-                                             horner_(z, 0.0217733867f,
-                                                     horner_(z, -0.00850884989f,
-                                                             horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
-    /* 1 + q = d + d_error; 2 q / (1 + q) = w - correction = w - w d_error / d, with 1 / d = 1 - w / 2. */
-    const vf32_ d = add_(one, q), d_error = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d);
-    const vf32_ high = sub_(one, w), correction = mul_(mul_(w, d_error), sub_(one, mul_(w, splat_(0.5f))));
-    const vf32_ above = add_(high, add_(sub_(sub_(one, high), w), correction));
-    return as_f32_(
-        or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(blend_(igt_(as_u32_(splat_(0.8f)), as_u32_(a)), below, above))));
-}
-
-/* erf(x) = x + x P(x^2) for 0 <= x < 1. */
-FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
-    const vf32_ z = mul_(x, x);
-    return add_(x, mul_(x, horner_(z, 0.128379166f,
-                                   horner_(z, -0.376126349f,
-                                           horner_(z, 0.112837434f,
-                                                   horner_(z, -0.0268635508f,
-                                                           horner_(z, 0.00521640619f,
-                                                                   horner_(z, -0.000842323236f,
-                                                                           horner_(z, 0.000108587818f,
-                                                                                   splat_(-8.57798841e-06f))))))))));
-}
-
-/* erfcx(y) = e^(y^2) erfc(y) = P(t) / (1 + 2 y) with t = (y - 2) / (y + 2), for 0 <= y < 10.9. */
-FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
-    const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
-    return div_(
-        horner_(
-            t, 1.27697837f,
-            horner_(
-                t, -0.0927638113f,
-                horner_(
-                    t, -0.166030198f,
-                    horner_(t, 0.164050832f,
-                            horner_(t, -0.0542211086f,
-                                    horner_(t, -0.00802993868f,
-                                            horner_(t, 0.00872326922f,
-                                                    horner_(t, 0.00125348219f,
-                                                            horner_(t, -0.00144877564f,
-                                                                    horner_(t, -0.000410605775f,
-                                                                            horner_(t, 0.000190243765f,
-                                                                                    splat_(9.18475271e-05f)))))))))))),
-        add_(splat_(1.0f), mul_(two, y)));
-}
-
-/* erfc(y) = e^(-y^2) erfcx(y) for y >= 0, with y^2 in two parts. */
-FN_ vf32_ K_(vmath_erfc_positive)(vf32_ y) {
-    vf32_ low, high, a = K_(clamp_abs)(y, 10.5f);
-    high = K_(two_product)(a, a, &low);
-    return mul_(K_(vmath_exp)(as_f32_(xor_(as_u32_(high), isplat_(0x80000000u))),
-                              as_f32_(xor_(as_u32_(low), isplat_(0x80000000u)))),
-                K_(vmath_erfcx)(a));
-}
-
-FN_ vf32_ K_(vmath_erf)(vf32_ x) {
-    const vf32_ a = abs_(x), one = splat_(1.0f),
-                y = blend_(igt_(as_u32_(one), as_u32_(a)), K_(vmath_erf_below_1)(a),
-                           sub_(one, K_(vmath_erfc_positive)(a)));
-    return blend_(igt_(as_u32_(a), isplat_(0x7F800000u)), x, as_f32_(or_(xor_(as_u32_(x), as_u32_(a)), as_u32_(y))));
-}
-
-FN_ vf32_ K_(vmath_erfc)(vf32_ x) {
-    const vf32_ a = abs_(x), one = splat_(1.0f), positive = K_(vmath_erfc_positive)(a);
-    const vu32_ sign = xor_(as_u32_(x), as_u32_(a));
-    const vf32_ below = sub_(one, as_f32_(or_(as_u32_(K_(vmath_erf_below_1)(a)), sign)));
-    const vf32_ above = blend_(ieq_(sign, isplat_(0)), positive, sub_(splat_(2.0f), positive));
-    const vf32_ y = blend_(igt_(as_u32_(splat_(0.5f)), as_u32_(a)), below, above);
-    return blend_(igt_(as_u32_(a), isplat_(0x7F800000u)), x, y);
-}
-
-/* q is the smaller of |y| and |x| divided by the larger, atan(q) = q + q^3 P(q^2). The result is atan(q),
-   pi/2 -+ atan(q) or pi - atan(q), depending on the octant, with the sign of y. */
-FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
-    const vf32_ ay = abs_(y), ax = abs_(x);
-    const vu32_ v = as_u32_(ay), u = as_u32_(ax), x_sign = xor_(u, as_u32_(x)), zero = isplat_(0);
-    const vmask_ swap = igt_(v, u), nan = mask_or_(igt_(v, isplat_(0x7F800000u)), igt_(u, isplat_(0x7F800000u)));
-    const vu32_ largest = select_(swap, v, u), q_sign = xor_(x_sign, select_(swap, isplat_(0x80000000u), zero));
-    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, high, low;
-    z = mul_(q, q);
-    q = add_(
-        q,
-        mul_(mul_(q, z),
-             horner_(
-                 z, -0.333333313f,
-                 horner_(
-                     z, 0.199998975f,
-                     horner_(
-                         z, -0.14283745f,
-                         horner_(z, 0.110914007f,
-                                 horner_(z, -0.0897195861f,
-                                         horner_(z, 0.0722251087f,
-                                                 horner_(z, -0.0538603701f,
-                                                         horner_(z, 0.0337226987f,
-                                                                 horner_(z, -0.0157589912f,
-                                                                         horner_(z, 0.004706142f,
-                                                                                 splat_(-0.000659056939f)))))))))))));
-    q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* |y| = |x|: pi/4, also if both are infinite */
-    q = blend_(ieq_(largest, zero), as_f32_(zero), q);        /* both are 0 */
-    /* high + low is pi/2, 0 or pi */
-    high = as_f32_(select_(swap, isplat_(0x3FC90FDBu), select_(ieq_(x_sign, zero), zero, isplat_(0x40490FDBu))));
-    low = as_f32_(select_(swap, isplat_(0xB33BBD2Eu), select_(ieq_(x_sign, zero), zero, isplat_(0xB3BBBD2Eu))));
-    z = add_(high, add_(low, as_f32_(xor_(as_u32_(q), q_sign))));
-    z = as_f32_(or_(and_(as_u32_(z), isplat_(0x7FFFFFFFu)), xor_(v, as_u32_(y))));
-    return blend_(nan, as_f32_(isplat_(0x7FC00000u)), z);
-}
-
-/* Returns sin(pi f) = 4 f - f P(f^2); *cosine becomes cos(pi f) = 1 + f^2 Q(f^2). |f| <= 1/4. */
-FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
-    const vf32_ z = mul_(f, f);
-    *cosine =
-        add_(splat_(1.0f),
-             mul_(z, horner_(z, -4.93480206f,
-                             horner_(z, 4.05869341f,
-                                     horner_(z, -1.33446038f, horner_(z, 0.221272752f, splat_(0.0610933602f)))))));
-    return sub_(mul_(f, splat_(4.0f)),
-                mul_(f, horner_(z, 0.858407319f,
-                                horner_(z, 5.16771889f,
-                                        horner_(z, -2.55051947f, horner_(z, 0.606866181f, splat_(-0.135735944f)))))));
-}
-
-/* Returns sin(pi x); *cosine becomes cos(pi x). x = n/2 + f exactly, with |f| <= 1/4: n modulo 4 decides which of the
-   two functions of f is the result, and its sign. A zero sine has the sign of x, a zero cosine is +0. */
-FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
-    /* Adding 1.5 * 2^23 rounds to an integer, adding 1.5 * 2^33 to a multiple of 2^10. */
-    const vf32_ magic = splat_(12582912.0f), magic_1024 = splat_(12884901888.0f);
-    const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), sign = xor_(as_u32_(x), mag), zero = isplat_(0);
-    const vf32_ a = as_f32_(select_(igt_(mag, isplat_(0x4B7FFFFFu)), zero, mag)); /* 2^24 and above are even: like 0 */
-    const vf32_ b = sub_(a, sub_(add_(a, magic_1024), magic_1024)), t = add_(add_(b, b), magic);
-    vf32_ c;
-    const vf32_ s = K_(sincospi_quarter)(sub_(b, mul_(sub_(t, magic), splat_(0.5f))), &c);
-    const vu32_ n = as_u32_(t); /* its low bits are those of the integer n */
-    const vmask_ even = ieq_(and_(n, isplat_(1)), zero), special = igt_(mag, isplat_(0x7F7FFFFFu));
-    vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
-    sw = xor_(sw, shl_(and_(n, isplat_(2)), 30));
-    sw = select_(ieq_(and_(sw, isplat_(0x7FFFFFFFu)), zero), sign, xor_(sw, sign));
-    cw = xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30));
-    cw = select_(ieq_(and_(cw, isplat_(0x7FFFFFFFu)), zero), zero, cw);
-    *cosine = as_f32_(select_(special, isplat_(0x7FC00000u), cw));
-    return as_f32_(select_(special, isplat_(0x7FC00000u), sw));
-}
-
-/* ---- functions from 16 bits to 16 bits ---- */
-
-/* The parts of kopt_map() around the call of a function of the table (exp, log or tanh): map_argument() computes its
-   argument, map_result() computes f(x) from its result, and map_result16() rounds f(x). */
-
-/* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU is the returned value + *remainder. |x| above 12 and NaN count
-   as 12. */
-FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *remainder) {
-    /* The square is exact: x has at most 11 significant bits. */
-    const vf32_ a = K_(clamp_abs)(abs_(x), 12.0f), c1 = splat_(1.59576917f), square = mul_(a, a);
-    vf32_ low, error, p = K_(two_product)(square, splat_(0.0713548139f), &low), sum = add_(c1, p);
-    /* Dekker's fast two-sum needs the larger term first: c1 up to |x| = 4.7, p beyond. */
-    const vmask_ swap = igt_(as_u32_(p), as_u32_(c1));
-    const vf32_ big = blend_(swap, p, c1), little = blend_(swap, c1, p);
-    low = add_(low, sub_(little, sub_(sum, big)));
-    /* the low parts of c3 and c1 */
-    low = add_(low, add_(mul_(square, splat_(2.3988324e-09f)), splat_(-4.53406804e-08f)));
-    p = K_(two_product)(a, sum, &error);
-    *remainder = add_(error, mul_(a, low));
-    return p;
-}
-
-/* The argument of the table's function. */
-FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
-    const vu32_ minus = isplat_(0x80000000u);
-    vf32_ g;
-    switch ((int)f) {
-    case KOPT_SIGMOID:
-    case KOPT_SILU:
-    case KOPT_SOFTPLUS:
-    case KOPT_SIGMOID_SLOPE:
-    case KOPT_SILU_SLOPE: return as_f32_(or_(as_u32_(x), minus));
-    case KOPT_TANH_SLOPE: return mul_(as_f32_(or_(as_u32_(x), minus)), splat_(2.0f));
-    case KOPT_GELU:
-    case KOPT_GELU_SLOPE: return mul_(mul_(x, x), splat_(-0.5f));
-    case KOPT_GELU_TANH:
-    case KOPT_GELU_TANH_SLOPE:
-        g = K_(gelu_tanh_argument)(x, &g); /* without the remainder: map_result() uses it */
-        x = blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), x, g);
-        return as_f32_(or_(as_u32_(x), minus));
-    default: return x;
-    }
-}
-
-/* The normal distribution function P(x), given q = e^(-x^2/2). */
-FN_ vf32_ K_(normal_cdf)(vf32_ x, vf32_ q) {
-    const vf32_ y = mul_(K_(clamp_abs)(abs_(x), 15.0f), splat_(0.707106769f));
-    const vf32_ p = mul_(mul_(q, splat_(0.5f)), K_(vmath_erfcx)(y));
-    return blend_(igt_(isplat_(0), as_u32_(x)), p, sub_(splat_(1.0f), p));
-}
-
-/* f(x), given the result q of the table's function and, for SOFTPLUS, l = log(1 + q). *size becomes the sum of the
-   magnitudes of the terms of f(x), to which its error is relative. */
-FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l, vf32_ *size) {
-    const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, 200.0f); /* finite: bounded * 0 is 0, not NaN */
-    const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu));
-    const vmask_ negative = igt_(isplat_(0), as_u32_(x));
-    const int gelu_tanh = f == KOPT_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
-    vf32_ d, r = q, s, v, t;
-    if (f == KOPT_EXP || f == KOPT_LOG || f == KOPT_TANH) {
-        *size = abs_(r);
-        return r;
-    }
-    if (f == KOPT_GELU || f == KOPT_GELU_SLOPE) {
-        s = K_(normal_cdf)(x, q);
-        v = mul_(mul_(K_(clamp_abs)(x, 20.0f), splat_(0.398942292f)), q); /* x P'(x) */
-    } else {
-        if (gelu_tanh) {
-            K_(gelu_tanh_argument)(x, &t);
-            q = sub_(q, mul_(q, t)); /* e^-(g + t) = e^-g (1 - t) */
-        }
-        d = add_(one, q);
-        s = div_(blend_(negative, q, one), d);
-        v = div_(blend_(negative, one, q), d);
-        if (f == KOPT_TANH_SLOPE) {
-            r = div_(div_(mul_(q, splat_(4.0f)), d), d);
-        } else if (f == KOPT_SIGMOID_SLOPE) {
-            r = mul_(s, v);
-        } else if (f == KOPT_SOFTPLUS) {
-            /* log(1 + q) = log(d) q / (d - 1), which corrects the rounding of d = 1 + q. */
-            r = blend_(ieq_(as_u32_(d), as_u32_(one)), q, div_(mul_(l, q), sub_(d, one)));
-            r = add_(r, blend_(negative, splat_(0.0f), x));
-        }
-        if (gelu_tanh) {
-            v = mul_(mul_(s, v), K_(clamp_abs)(x, 12.0f));
-            t = K_(clamp_abs)(x, 12.0f);
-            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(t, t), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
-        } else {
-            v = mul_(mul_(s, v), bounded);
-        }
-    }
-    if (f == KOPT_SIGMOID) r = s;
-    if (f == KOPT_SILU || f == KOPT_GELU || f == KOPT_GELU_TANH) {
-        r = mul_(blend_(negative, bounded, x), s);
-        /* For |x| < 2^-12, f(x) is slightly above x/2. One ulp above x/2 rounds like it, also where x/2 is a tie. */
-        l = as_f32_(iadd_(as_u32_(mul_(x, splat_(0.5f))), select_(negative, isplat_(0xFFFFFFFFu), isplat_(1))));
-        r = blend_(igt_(isplat_(0x39800000u), mag), blend_(ieq_(mag, isplat_(0)), x, l), r);
-    }
-    *size = abs_(r);
-    if (f == KOPT_SILU_SLOPE || f == KOPT_GELU_SLOPE || f == KOPT_GELU_TANH_SLOPE) {
-        r = add_(s, v);
-        *size = add_(s, abs_(v));
-        /* A zero has the sign of x. */
-        r = as_f32_(
-            or_(as_u32_(r), select_(ieq_(as_u32_(r), isplat_(0)), and_(as_u32_(x), isplat_(0x80000000u)), isplat_(0))));
-    }
-    return blend_(igt_(mag, isplat_(0x7F800000u)), x, r);
-}
-
-/* f(x) rounded to 16 bits, for a 16-bit x. *doubt marks the lanes where Ziv's test fails: the numbers within the error
-   margin of the result do not all round alike. The caller looks their inputs up with kopt_map_exception_(). */
-FN_ vu32_ K_(map_result16)(kopt_function f, kopt_format format, vu32_ x, vf32_ q, vf32_ l, vmask_ *doubt) {
-    vf32_ margin, r = K_(map_result)(f, K_(widen)(x, format), q, l, &margin);
-    vu32_ differ;
-    /* 2^-20, 2^-21 */
-    margin = mul_(margin, splat_(format == KOPT_BF16 ? 9.5367431640625e-07f : 4.76837158203125e-07f));
-    differ = xor_(K_(round_nearest16)(sub_(r, margin), format), K_(round_nearest16)(add_(r, margin), format));
-    *doubt = igt_(and_(differ, isplat_(0x7FFFu)), isplat_(0));
-    return K_(round_nearest16)(r, format);
-}
-
-#if KOPT_PASS_ != KOPT_PASS_CUDA_ /* the rest is about arrays: CUDA has loops of its own */
-/* ---- jobs of vector mathematics: random numbers, functions of arrays ---- */
-
-/* Replaces two random words by two independent normal numbers, r cos(pi a) and r sin(pi a) (Box and Muller 1958).
-   r = sqrt(-2 log u) with u = (x + 1/2) / 2^32; u is the sum of two floats, as a single one would make small r coarse.
-   a = n/2 + f: n is the upper 2 bits of y; f is the other bits, symmetric about 0, as otherwise small results would be
-   coarse. */
-FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
-    const vf32_ high = mul_(convert_f32_(shr_(*x, 16)), splat_(1.52587890625e-05f)); /* 2^-16 */
-    const vf32_ unit = splat_(2.3283064365386963e-10f);                              /* 2^-32 */
-    const vf32_ low = mul_(add_(convert_f32_(and_(*x, isplat_(0xFFFFu))), splat_(0.5f)), unit);
-    /* near 1, where it counts, log(u + remainder) = log(u) + remainder */
-    const vf32_ u = add_(high, low), remainder = sub_(low, sub_(u, high));
-    const vf32_ r = sqrt_(mul_(add_(K_(vmath_log)(u), remainder), splat_(-2.0f)));
-    const vu32_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), isplat_(0x80000001u)), isplat_(0xC0000000u));
-    vf32_ c, s = K_(sincospi_quarter)(mul_(convert_f32_(odd), unit), &c);
-    const vmask_ even = ieq_(and_(n, isplat_(1)), isplat_(0));
-    const vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
-    *x = as_u32_(mul_(r, as_f32_(xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30)))));
-    *y = as_u32_(mul_(r, as_f32_(xor_(sw, shl_(and_(n, isplat_(2)), 30)))));
-}
-
-/* The random numbers of the indices first .. first + n - 1, which must lie in one run of 256 indices that begins at a
-   multiple of 256. out has 256 elements, one for each index of the run; elements outside of the range may be
-   overwritten, too. The 4 words of a Philox block make 4 numbers. */
-FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
-    const size_t offset = (unsigned)(j->first & 255), chunk = 4 * LANES_;
-    const kopt_philox_key_ cipher = kopt_make_philox_key_(j->seed, j->step, j->id, KOPT_RANDOM_NOISE_);
-    size_t i, k;
-    for (i = offset / chunk * chunk; i < offset + j->n; i += chunk) {
-        vu32_ x[4], w[4];
-        K_(philox)(x, &cipher, KOPT_INDEX_((j->first - offset + i) >> 2));
-        if (j->kind == KOPT_VMATH_NORMAL_) {
-            for (k = 0; k < 4; k += 2) K_(box_muller)(&x[k], &x[k + 1]);
-        } else {
-            for (k = 0; k < 4; k++) /* odd numbers in (-2^24, 2^24) */
-                x[k] = as_u32_(mul_(convert_f32_(isub_(or_(shl_(shr_(x[k], 8), 1), isplat_(1)), isplat_(0x01000000u))),
-                                    splat_(5.9604644775390625e-08f)));
-        }
-        K_(philox_transpose)(w, x);
-        for (k = 0; k < 4; k++) store32_(j->out + 4 * (i + k * LANES_), w[k]);
-    }
-}
-
-/* Elements i .. i + n - 1 of a job; n <= LANES_. */
-FN_ void K_(vmath_elements)(const kopt_vmath_job_ *j, size_t i, size_t n) {
-    const size_t size = kopt_bytes_of_(j->format);
-    vf32_ x = as_f32_(isplat_(0)), y, r;
-    vu32_ old, next;
-    vmask_ doubt;
-    if (j->kind < KOPT_VMATH_ARGUMENT_) x = as_f32_(K_(load_n)(j->in + 4 * i, 4, n));
-    switch ((int)j->kind) {
-    case KOPT_VMATH_EXP_: x = K_(vmath_exp)(x, splat_(0.0f)); break;
-    case KOPT_VMATH_LOG_: x = K_(vmath_log)(x); break;
-    case KOPT_VMATH_TANH_: x = K_(vmath_tanh)(x); break;
-    case KOPT_VMATH_ERF_: x = K_(vmath_erf)(x); break;
-    case KOPT_VMATH_ERFC_: x = K_(vmath_erfc)(x); break;
-    case KOPT_VMATH_ATAN2_: x = K_(vmath_atan2)(x, as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n))); break;
-    case KOPT_VMATH_SINCOSPI_:
-        x = K_(vmath_sincospi)(x, &y);
-        K_(store_n)(j->out2 + 4 * i, 4, n, as_u32_(y));
-        break;
-    case KOPT_VMATH_ADD_ONE_: x = add_(x, splat_(1.0f)); break;
-    case KOPT_VMATH_ARGUMENT_:
-        x = K_(map_argument)(j->f, K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format));
-        break;
-    case KOPT_VMATH_MULTIPLY_:
-        x = K_(widen)(K_(load_n)(j->in + i * size, size, n), j->format);
-        y = K_(widen)(K_(load_n)(j->in2 + i * size, size, n), j->format);
-        K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(mul_(x, y), j->format));
-        return;
-    case KOPT_VMATH_LINEAR_:
-        x = add_(splat_(j->a), mul_(splat_(j->b), as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n))));
-        if (size == 4) break;
-        K_(store_n)(j->out + i * size, size, n, K_(round_nearest16)(x, j->format));
-        return;
-    default: /* KOPT_VMATH_RESULT_ */
-        old = K_(load_n)(j->in + i * size, size, n);
-        y = as_f32_(K_(load_n)(j->in2 + 4 * i, 4, n));
-        r = j->f == KOPT_SOFTPLUS ? as_f32_(K_(load_n)(j->out2 + 4 * i, 4, n)) : y;
-        next = K_(map_result16)(j->f, j->format, old, y, r, &doubt);
-        K_(store_n)(j->out + i * size, size, n, next);
-        if (any_true_(doubt)) {
-            kopt_byte_ part[2 * LANES_];
-            unsigned count;
-            const uint32_t *const patches = kopt_map_exceptions_(j->f, j->format, &count);
-            size_t lane;
-            store16_(part, old);
-            for (lane = 0; lane < n; lane++) {
-                kopt_byte_ *const out = j->out + (i + lane) * size;
-                kopt_store16_(out,
-                              kopt_map_exception_(patches, count, kopt_load16_(part + 2 * lane), kopt_load16_(out)));
-            }
-        }
-        return;
-    }
-    K_(store_n)(j->out + 4 * i, 4, n, as_u32_(x));
-}
-
-/* Runs one job. */
-static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
-    size_t i, n;
-    if (j->kind == KOPT_VMATH_NORMAL_ || j->kind == KOPT_VMATH_UNIFORM_) {
-        K_(random_numbers)(j);
-        return;
-    }
-    for (i = 0; i < j->n; i += n) {
-        n = j->n - i < LANES_ ? j->n - i : LANES_;
-        K_(vmath_elements)(j, i, n);
-    }
-}
-#endif
-
-#undef blend_
-#undef horner_
-#undef abs_
-#endif /* KAHAN_OPT_VMATH */
-
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
-/* All 64 bits of the index count, also where kopt_index_ has fewer. */
 static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
     const kopt_philox_key_ cipher = kopt_make_philox_key_(seed, step, id, stream);
     const uint64_t block = (index >> 11 << 4) | (index >> 3 & 15); /* as kopt_philox_block_ */
@@ -7039,7 +6414,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef imin_
 #undef flush_
 #undef FORMAT_MATCHES_
-#undef IN_SET_
 #undef MATCHES_
 #undef COUNT_MATCHES_
 
@@ -7267,16 +6641,14 @@ typedef struct kopt_environment_ {
 
 /* Keeps loads after kopt_enter_() and stores before kopt_leave_(). It is not enough that these two functions are not
    inlined, because compilers analyse the functions that they do not inline, too. */
-#if defined(KOPT_GNU_) && (KOPT_ONLY_ & KOPT_WITH_CHECKS)
+#ifdef KOPT_GNU_
 #define KOPT_FENCE_() __asm__ __volatile__("" : : : "memory")
 #else
 #define KOPT_FENCE_() ((void)0)
 #endif
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
-#if !(KOPT_ONLY_ & KOPT_WITH_CHECKS)
-    (void)e;
-#elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
+#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
     e->control = _mm_getcsr();
     _mm_setcsr(0x1F80u);
 #elif defined(KOPT_USES_X87_)
@@ -7322,9 +6694,7 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
     KOPT_FENCE_();
-#if !(KOPT_ONLY_ & KOPT_WITH_CHECKS)
-    (void)e;
-#elif defined(KOPT_X86_) && !defined(KOPT_GNU_)
+#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
     _mm_setcsr(e->control);
 #elif defined(KOPT_USES_X87_)
     if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
@@ -7366,18 +6736,18 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
                                                              const kopt_kind_ *kind) {
     const size_t weight = kopt_bytes_of_(kind->weight);
     const size_t residual = kopt_bytes_of_residual_(kind->weight, kind->rounding);
-    const int commits = !(KOPT_HAS_(KOPT_WITH_EXTRAS) && j->step->moments_only);
+    const int commits = !(j->step->moments_only);
     int m;
     kopt_add_job_array_(&list, &j->weight, weight, commits);
     kopt_add_job_array_(&list, &j->residual, residual, commits);
-    kopt_add_job_array_(&list, &j->grad, kopt_bytes_of_(kind->grad), KOPT_HAS_(KOPT_WITH_EXTRAS) && j->step->zero_grad);
+    kopt_add_job_array_(&list, &j->grad, kopt_bytes_of_(kind->grad), j->step->zero_grad);
     for (m = 0; m < kind->moment_count && !kind->buffered; m++)
         kopt_add_job_array_(&list, &j->moment[m], kopt_bytes_of_(kind->moment), 1);
-    if (KOPT_HAS_(KOPT_WITH_RANGER) && j->step->sync) {
+    if (j->step->sync) {
         kopt_add_job_array_(&list, &j->slow, weight, commits);
         kopt_add_job_array_(&list, &j->slow_residual, residual, commits);
     }
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != NULL && commits)
+    if (j->copy != NULL && commits)
         kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), 1);
     return list;
 }
@@ -7385,7 +6755,6 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
 /* The first stage in scalar code, of the pair at element i, or of what the tile has of it. */
 static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
-    const int with_y = KOPT_IS_ATAN2_(t->kind.rule);
     kopt_job_ job;
     size_t q;
     int m;
@@ -7393,12 +6762,8 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
     for (m = 0; m < 4; m++) /* a constant count: for `m < t->kind.moment_count` compilers call memcpy */
         if (t->kind.buffered) job.moment[m] = KOPT_BYTES_(t->moment[m]);
     job.buffered = t->kind.buffered;
-    for (q = 0; q < pair; q++) { /* the values behind the end of a tail */
-        t->x[i + q] = 1;
-        if (with_y) t->compensation[i + q] = 1;
-    }
-    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i),
-                               KOPT_BYTES_(t->compensation + i), t->apart);
+    for (q = 0; q < pair; q++) t->x[i + q] = 1; /* the values behind the end of a tail */
+    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
     for (m = 0; t->kind.buffered && m < t->kind.moment_count; m++)
         for (q = i; q < i + n; q++) {
             const uint32_t magnitude = kopt_load32_(job.moment[m] + 4 * q) & 0x7FFFFFFFu;
@@ -7409,7 +6774,7 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
 /* The same for the second stage. */
 static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
-                               KOPT_BYTES_(t->x + i), NULL, t->apart);
+                               KOPT_BYTES_(t->x + i), t->apart);
 }
 
 /* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: what was stored before the step.
@@ -7438,9 +6803,9 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
     kopt_job_ *const j = &t->job;
     const size_t n = j->end, size = kopt_bytes_of_(t->kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(t->kind.weight, t->kind.rounding);
+    const int moments_only = j->step->moments_only;
     kopt_byte_ *const old_weight = KOPT_BYTES_(t->w); /* free once the updates are computed */
     kopt_byte_ *const old_residual = KOPT_BYTES_(t->compensation);
-    const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && j->step->moments_only;
     (stages->update)(t);
     t->is_loaded = 0;
     kopt_copy_noinline_(old_weight, j->weight, n * size);
@@ -7454,7 +6819,7 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
         j->weight_decay = weight_decay;
     }
     if (j->counts != NULL) kopt_tally_(t, old_weight, old_residual, size, residual_size);
-    if (KOPT_HAS_(KOPT_WITH_RANGER) && j->step->sync && !moments_only) { /* the slow weights: the new weights */
+    if (j->step->sync && !moments_only) { /* the slow weights: the new weights */
         kopt_copy_noinline_(j->slow, j->weight, n * size);
         if (residual_size != 0) kopt_copy_noinline_(j->slow_residual, j->residual, n * residual_size);
     }
@@ -7464,20 +6829,15 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
 static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
     const kopt_step *const s = j->step;
-    const int general = (KOPT_HAS_(KOPT_WITH_RANGER) && s->sync) || (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->counts != NULL);
-    const int moments_only = KOPT_HAS_(KOPT_WITH_EXTRAS) && s->moments_only;
-    t->is_loaded = general || t->kind.rule == KOPT_EMA || (KOPT_HAS_(KOPT_WITH_L2) && kopt_as_u32_(s->l2) << 1 != 0);
+    const int general = s->sync || j->counts != NULL, moments_only = s->moments_only;
+    t->is_loaded = general || t->kind.rule == KOPT_EMA || kopt_as_u32_(s->l2) << 1 != 0;
     if (t->is_loaded) (stages->load_weights)(t);
     (stages->direction)(t);
-    if (KOPT_IS_ATAN2_(t->kind.rule)) t->is_loaded = 0; /* y has taken the place of the compensations */
-#ifdef KAHAN_OPT_VMATH
-    if (t->kind.rule == KOPT_ADAM_ATAN2 || j->vmath != NULL) (stages->rule_function)(t);
-#endif
     if (general)
         kopt_commit_updates_(stages, t);
     else if (!moments_only)
         (stages->commit)(t);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && j->copy != NULL && !moments_only) {
+    if (j->copy != NULL && !moments_only) {
         kopt_conversion_ copy;
         copy.dst = j->copy;
         copy.src = j->weight;
@@ -7487,7 +6847,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
         copy.stochastic = 0;
         (stages->convert)(&copy);
     }
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && s->zero_grad) kopt_zero_(j->grad, j->end * kopt_bytes_of_(t->kind.grad));
+    if (s->zero_grad) kopt_zero_(j->grad, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
 /* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered
@@ -7544,7 +6904,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     if (!random)
         kopt_zero_(KOPT_BYTES_(t.random.lower), 2 * (end - begin < KOPT_TILE_ ? end - begin + pair : KOPT_TILE_));
     for (i = begin; i < end; i += n) {
-        const kopt_index_ index = KOPT_INDEX_(t.job.first);
+        const uint64_t index = t.job.first;
         n = KOPT_TILE_ - (unsigned)((buffered ? i : index) % KOPT_TILE_);
         if (end - i < n) n = end - i;
         whole_pairs = n / pair * pair;
@@ -7664,7 +7024,7 @@ static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uin
 /* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap: d keeps the words of the current
    Philox block. */
 static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, size_t i) {
-    const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, KOPT_INDEX_(d->first + i), i == 0);
+    const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, (d->first + i), i == 0);
     return KOPT_RANDOM_STORE(r, d->store);
 }
 
@@ -7746,10 +7106,9 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
 
 KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
                                      kopt_random_key key) {
-    const uint32_t needs = KOPT_WITH_SGD | KOPT_WITH_F32 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE;
     kopt_accumulator sum = kopt_accumulator_of(w, format, c, n);
     kopt_result result = kopt_check_array_(w, format, n);
-    if (format == KOPT_F32 || (KOPT_ONLY_ & needs) != needs || format != KOPT_FORMAT_(format)) return KOPT_ERROR_OPTION;
+    if (format == KOPT_F32) return KOPT_ERROR_OPTION;
     if (result == KOPT_OK) result = kopt_check_array_(c, format, n);
     if (result == KOPT_OK) result = kopt_check_array_(delta, KOPT_F32, n);
     if (result != KOPT_OK) return result;
@@ -7775,7 +7134,6 @@ KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const
    freestanding program may not have. */
 static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr, kopt_decay_mode decay,
                                                           double weight_decay) {
-    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_optimizer opt;
     opt.rule = rule;
     opt.weight_format = KOPT_BF16;
@@ -7800,52 +7158,31 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     opt.seed = 0;
     opt.step = 0;
     opt.made_ = KOPT_MADE_;
-    /* a build without checks skips the fields that it never reads */
-    if (checks || KOPT_HAS_(KOPT_WITH_FULLY_DECOUPLED)) opt.max_lr = lr;
-    if (checks || KOPT_HAS_(KOPT_WITH_ADAN)) opt.beta3 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-    if (checks || KOPT_HAS_(KOPT_WITH_MOMENTUM)) {
-        opt.dampening = 0;
-        opt.nesterov = 0;
-    }
-    if (checks || KOPT_HAS_(KOPT_WITH_RANGER)) {
-        opt.lookahead = 6;
-        opt.lookahead_rate = 0.5;
-    }
-    if (checks || KOPT_VMATH_HERE_) {
-        opt.atan2_a = KOPT_DOUBLE_(1.27, 0x3FF451EBu, 0x851EB852u);
-        opt.atan2_b = 1;
-        opt.atan2_outside = opt.unused_ = 0;
-        opt.sharpness = 0;
-        opt.vmath = NULL;
-    }
+    opt.max_lr = lr;
+    opt.beta3 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
+    opt.dampening = 0;
+    opt.nesterov = 0;
+    opt.lookahead = 6;
+    opt.lookahead_rate = 0.5;
+    opt.atan2_a = KOPT_DOUBLE_(1.27, 0x3FF451EBu, 0x851EB852u);
+    opt.atan2_b = 1;
+    opt.atan2_outside = opt.unused_ = 0;
+    opt.sharpness = 0;
     return opt;
 }
 
-/* A build without checks cannot refuse a rule that it leaves out. So it does not define the constructor of that rule,
-   and a program that calls it does not link. */
-#ifdef KAHAN_OPT_STATIC /* a function that is declared static must be defined */
-#define KOPT_HAS_CONSTRUCTOR_(what) 1
-#else
-#define KOPT_HAS_CONSTRUCTOR_(what) (KOPT_ONLY_ & (KOPT_WITH_CHECKS | (what)))
-#endif
-
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_SGD)
 KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_SGD, lr, KOPT_L2, 0);
     opt.momentum = momentum;
     return opt;
 }
-#endif
 
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_L2, 0); }
 
 KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
     return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu));
 }
-#endif
 
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_EXTRAS)
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0);
     opt.weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
@@ -7854,17 +7191,13 @@ KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
     opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
-#endif
 
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_LION)
 KOPT_API_ kopt_optimizer kopt_lion(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_LION, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     return opt;
 }
-#endif
 
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAN)
 KOPT_API_ kopt_optimizer kopt_adan(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0);
     opt.weight_decay = KOPT_DOUBLE_(0.02, 0x3F947AE1u, 0x47AE147Bu);
@@ -7873,40 +7206,30 @@ KOPT_API_ kopt_optimizer kopt_adan(double lr) {
     opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
-#endif
 
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_RADAM)
 KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOPT_RADAM, lr, KOPT_L2, 0); }
-#endif
 
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_RANGER)
 KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_RANGER, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
-#endif
 
 #ifdef KAHAN_OPT_VMATH
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_ADAM)
 KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) {
     kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr, KOPT_DECOUPLED, 0);
     opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     return opt;
 }
-#endif
 
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_LION)
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
     kopt_optimizer opt = kopt_lion(lr);
     opt.sharpness = sharpness;
     return opt;
 }
 #endif
-#endif
 
-#if KOPT_HAS_CONSTRUCTOR_(KOPT_WITH_EMA)
 KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_environment_ environment;
     double rate = -1; /* refused. 1 - decay would be in range for decays like -1e-300 */
@@ -7915,7 +7238,6 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_leave_(&environment);
     return kopt_make_optimizer_(KOPT_EMA, rate, KOPT_L2, 0);
 }
-#endif
 
 static kopt_result kopt_check_options_(const kopt_optimizer *opt);
 
@@ -7980,9 +7302,9 @@ KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_
     t.id = 0;
     t.first_index = 0;
     t.rate_scale = 1;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS)) t.stable_scale = 0;
+    t.stable_scale = 0;
     t.counts = NULL;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS)) t.typed_ = 0;
+    t.typed_ = 0;
     return t;
 }
 
@@ -8007,9 +7329,9 @@ static int kopt_format_valid_(kopt_format f) { return (unsigned)f <= (unsigned)K
 
 /* The number of moments of the optimizer, 0 to 4. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
-    switch ((int)(KOPT_RULE_(opt->rule))) {
-    case KOPT_SGD: return KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_less_(0, opt->momentum);
-    case KOPT_ADAM: return KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->amsgrad ? 3 : 2;
+    switch ((int)(opt->rule)) {
+    case KOPT_SGD: return kopt_less_(0, opt->momentum);
+    case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
     case KOPT_LION: return 1;
     case KOPT_ADAN: return 4;
 #ifdef KAHAN_OPT_VMATH
@@ -8021,57 +7343,19 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     }
 }
 
-/* Is value a member of the bit set? */
-static int kopt_in_set_(uint32_t set, int value) { return value >= 0 && value < 16 && (set >> value & 1u) != 0; }
-
-/* Does this build contain everything that opt uses? */
-static int kopt_built_in_(const kopt_optimizer *opt) {
-#if KOPT_ONLY_ == KOPT_WITH_ALL
-    (void)opt;
-    return 1;
-#else
-    /* KOPT_RULE_() and the macros like it return their argument if this build contains it, otherwise another value. */
-    const kopt_rule rule = KOPT_RULE_(opt->rule);
-    const kopt_format weight = KOPT_FORMAT_(opt->weight_format), moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
-    const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
-    const int is_16_bit = weight != KOPT_F32, compensated = rounding == KOPT_KAHAN || rounding == KOPT_COMPACT;
-    if (opt->rule != rule || opt->weight_format != weight || (is_16_bit && opt->rounding != rounding)) return 0;
-    if ((unsigned)rule > (unsigned)KOPT_LAST_RULE_) return 0; /* Adam-atan2, without VMATH */
-    if (is_16_bit && compensated && opt->compensation_rounding != KOPT_STATE_ROUNDING_(opt->compensation_rounding))
-        return 0;
-    if (rule == KOPT_SGD && !KOPT_HAS_(KOPT_WITH_MOMENTUM) && kopt_bits64_(opt->momentum) << 1 != 0) return 0;
-    if (kopt_moments_(opt) > 0) {
-        if (opt->moment_format != moment) return 0;
-        if (moment != KOPT_F32 && opt->moment_rounding != KOPT_STATE_ROUNDING_(opt->moment_rounding)) return 0;
-    }
-#ifdef KAHAN_OPT_VMATH
-    if (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness) &&
-        (KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) != KOPT_WITH_VMATH_RULES_)
-        return 0;
-#endif
-    if (kopt_bits64_(opt->weight_decay) << 1 != 0 && opt->decay_mode != KOPT_DECAY_(opt->decay_mode)) return 0;
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) return 1;
-    return (opt->maximize | opt->zero_grad | opt->moments_only | opt->amsgrad | opt->stable) == 0 &&
-           kopt_bits64_(opt->clip) == (uint64_t)0x3FF00000u << 32; /* 1.0 */
-#endif
-}
-
 KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_check_options_)
 /* Refuses an optimizer that no constructor made, one that uses what this build leaves out, and one with a field that is
-   out of range or does not apply to the rule. A build with guards but without checks refuses only the first two. */
+   out of range or does not apply to the rule. */
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double largest = KOPT_3E38_;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && opt == NULL) return KOPT_ERROR_NULL;
+    if (opt == NULL) return KOPT_ERROR_NULL;
     if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return kopt_built_in_(opt) ? KOPT_OK : KOPT_ERROR_OPTION;
     if ((unsigned)opt->rule > (unsigned)KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
     if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
     if ((unsigned)opt->rounding > (unsigned)KOPT_LAST_ROUNDING_) return KOPT_ERROR_OPTION;
     if (((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
     if ((unsigned)opt->decay_mode > (unsigned)KOPT_FULLY_DECOUPLED) return KOPT_ERROR_OPTION;
-    if (!kopt_built_in_(opt)) return KOPT_ERROR_OPTION;
     if (!kopt_from_0_to_(opt->lr, largest) || !kopt_from_0_to_(opt->weight_decay, largest)) return KOPT_ERROR_RANGE;
     if (!kopt_magnitude_at_most_(opt->grad_scale, largest) || !kopt_magnitude_at_most_(opt->clip, largest))
         return KOPT_ERROR_RANGE;
@@ -8125,29 +7409,22 @@ typedef struct kopt_layout_ {
 
 KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_(const kopt_optimizer *opt) {
     kopt_state_format_ format;
-    format.rule = KOPT_RULE_(opt->rule);
-    format.weight = KOPT_FORMAT_(opt->weight_format);
-    format.moment = KOPT_MOMENT_FORMAT_(opt->moment_format);
-    format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(opt->rounding);
+    format.rule = opt->rule;
+    format.weight = opt->weight_format;
+    format.moment = opt->moment_format;
+    format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : opt->rounding;
     format.moment_count = kopt_moments_(opt);
-    /* Without moments this build may lack the format, but the header still records it unchanged. */
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && format.moment_count == 0) format.moment = opt->moment_format;
     return format;
 }
 
 /* The same options from a step that was begun. */
 KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_step_(const kopt_step *s) {
     kopt_state_format_ format;
-    format.rule = KOPT_RULE_(s->rule);
-    format.weight = KOPT_FORMAT_(s->weight_format);
-    format.moment = KOPT_MOMENT_FORMAT_(s->moment_format);
-    format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : KOPT_ROUNDING_(s->rounding);
-    format.moment_count = kopt_moment_count_in_build_(format.rule, s->moment_count);
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && format.moment_count == 0) format.moment = s->moment_format;
-    /* A constant saves code. In such a build no offset depends on the number of moments, no rule touches a moment that
-       it lacks, and nothing reads total. */
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_EXTRAS | KOPT_WITH_RANGER | KOPT_WITH_ADAN | KOPT_WITH_Q8))
-        format.moment_count = 2;
+    format.rule = s->rule;
+    format.weight = s->weight_format;
+    format.moment = s->moment_format;
+    format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : s->rounding;
+    format.moment_count = s->moment_count;
     return format;
 }
 
@@ -8171,7 +7448,7 @@ KOPT_SMALL_FN_ void kopt_compute_layout_(kopt_layout_ *layout, const kopt_state_
     layout->scale = moment;
     layout->slow_residual = layout->slow + slow;
     if (slow != 0) layout->total = layout->slow_residual + residual;
-    if ((residual_size == 0 && format->moment_count == 0) || (KOPT_HAS_(KOPT_WITH_CHECKS) && n == 0)) layout->total = 0;
+    if ((residual_size == 0 && format->moment_count == 0) || (n == 0)) layout->total = 0;
 }
 
 KOPT_SMALL_FN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
@@ -8310,7 +7587,6 @@ static KOPT_FORCE_INLINE_ int kopt_header_valid_(const kopt_byte_ *h) {
    and 9 it compares only what determines the layout; kopt_state_open() compares the rest. */
 static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, const kopt_state_format_ *format,
                                                          const kopt_tensor *t, int sealed) {
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (!kopt_header_valid_(h)) return KOPT_ERROR_STATE;
     if (h[5] != (kopt_byte_)format->rule) return KOPT_ERROR_MISMATCH;
     if (h[6] != (kopt_byte_)format->weight) return KOPT_ERROR_MISMATCH;
@@ -8327,7 +7603,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, co
 /* Checks the header. Call it before kopt_check_memory_(): an optimizer with other formats expects another size, and
    KOPT_ERROR_MISMATCH explains that better than KOPT_ERROR_SIZE. */
 static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_state_format_ *format, size_t total, int sealed) {
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS) || t->n == 0 || total == 0) return KOPT_OK;
+    if (t->n == 0 || total == 0) return KOPT_OK;
     if (t->state == NULL) return KOPT_ERROR_NULL;
     if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     return kopt_check_header_((const kopt_byte_ *)t->state, format, t, sealed);
@@ -8382,8 +7658,6 @@ static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, 
    checks tests only the size of the block. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS))
-        return KOPT_HAS_(KOPT_WITH_GUARDS) && t->state_size < state_bytes ? KOPT_ERROR_SIZE : KOPT_OK;
     if (t->n == 0) return KOPT_OK;
     if (t->weight == NULL || (needs_grad && t->grad == NULL)) return KOPT_ERROR_NULL;
     if (state_bytes != 0 && t->state == NULL) return KOPT_ERROR_NULL;
@@ -8398,22 +7672,13 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes,
 
 /* Checks the fields of a tensor with weights of this format, but not its pointers. */
 static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_format) {
-    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS)) return KOPT_OK;
-    if (checks && t == NULL) return KOPT_ERROR_NULL;
-    if (checks && !kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
-    if (checks && t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
-    if (checks && t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_in_set_(KOPT_FORMATS_, (int)t->grad_format)) return KOPT_ERROR_OPTION;
-    if (t->copy != NULL && !kopt_in_set_(KOPT_FORMATS_, (int)t->copy_format)) return KOPT_ERROR_OPTION;
-    if (!KOPT_HAS_(KOPT_WITH_EXTRAS) &&
-        (t->copy != NULL || t->counts != NULL || t->first_index != 0 ||
-         (kopt_as_u32_(t->rate_scale) != 0 && kopt_as_u32_(t->rate_scale) != 0x3F800000u)))
-        return KOPT_ERROR_OPTION;
-    if (!checks) return KOPT_OK;
+    if (t == NULL) return KOPT_ERROR_NULL;
+    if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
+    if (t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
+    if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu ||
-        (KOPT_HAS_(KOPT_WITH_EXTRAS) && kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu))
+        (kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu))
         return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
     return KOPT_OK;
 }
@@ -8437,8 +7702,8 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
 KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_write_weight_)
 /* Stores an fp32 value, given by its bits, as a weight and its residual (NULL if there is none), rounded to nearest. */
 static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
-    const kopt_format format = KOPT_FORMAT_(opt->weight_format);
-    const kopt_rounding rounding = KOPT_ROUNDING_(opt->rounding);
+    const kopt_format format = opt->weight_format;
+    const kopt_rounding rounding = opt->rounding;
     const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
     const float x = kopt_as_f32_(bits);
     uint32_t u, residual_bits;
@@ -8485,7 +7750,7 @@ static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weig
 
 /* Fills t->copy, if there is one, from the weights. */
 static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && t->copy != NULL &&
+    if (t->copy != NULL &&
         kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n) != KOPT_OK)
         return; /* cannot be: the caller has checked the copy */
 }
@@ -8494,7 +7759,7 @@ static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) 
 static void kopt_init_slow_weights_(const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
     kopt_byte_ *state = (kopt_byte_ *)t->state;
-    if (KOPT_RULE_(opt->rule) != KOPT_RANGER) return;
+    if (opt->rule != KOPT_RANGER) return;
     kopt_copy_noinline_(state + layout.slow, (const kopt_byte_ *)t->weight, t->n * kopt_bytes_of_(opt->weight_format));
     kopt_copy_noinline_(state + layout.slow_residual, state + layout.residual,
                         t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
@@ -8508,18 +7773,16 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_check_init_(const kopt_optimizer *opt
     if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
     *layout = kopt_layout_for_(opt, t->n);
-    weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
+    weight_bytes = kopt_bytes_of_(opt->weight_format);
     result = kopt_check_memory_(t, weight_bytes, layout->total, 0);
-    if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
-                                        kopt_overlap_(weights, t->n * 4, t->state, layout->total) ||
-                                        kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts)))
+    if (result != KOPT_OK || (t->n == 0)) return result;
+    if (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
+        kopt_overlap_(weights, t->n * 4, t->state, layout->total) ||
+        kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts))
         return KOPT_ERROR_OVERLAP;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && !(weights == t->copy && t->copy_format == KOPT_F32) &&
+    if (!(weights == t->copy && t->copy_format == KOPT_F32) &&
         kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format)))
         return KOPT_ERROR_OVERLAP;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS | KOPT_WITH_GUARDS) && weights != NULL && !KOPT_HAS_(KOPT_WITH_EXTRAS))
-        return KOPT_ERROR_OPTION;
     return KOPT_OK;
 }
 
@@ -8529,21 +7792,16 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     kopt_byte_ *weight, *state;
     size_t i, weight_bytes, residual_bytes;
     const kopt_result result = kopt_check_init_(opt, t, weights, &layout);
-    if (result != KOPT_OK || (KOPT_HAS_(KOPT_WITH_CHECKS) && t->n == 0)) return result;
-    weight_bytes = kopt_bytes_of_(KOPT_FORMAT_(opt->weight_format));
-    residual_bytes = kopt_bytes_of_residual_(KOPT_FORMAT_(opt->weight_format), KOPT_ROUNDING_(opt->rounding));
+    if (result != KOPT_OK || (t->n == 0)) return result;
+    weight_bytes = kopt_bytes_of_(opt->weight_format);
+    residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     weight = (kopt_byte_ *)t->weight;
     state = (kopt_byte_ *)t->state;
     if (layout.total != 0) {
-        if (KOPT_HAS_(KOPT_WITH_CHECKS)) kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
-        /* total is a multiple of 4. A build without checks has no header and zeroes these 64 bytes, too. */
-        for (i = KOPT_HAS_(KOPT_WITH_CHECKS) ? KOPT_HEADER_ : 0; i < layout.total; i += 4) {
-            uint32_t zero = 0;
-            KOPT_OPAQUE_(zero);
-            kopt_store32_(state + i, zero);
-        }
+        kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
+        memset(state + KOPT_HEADER_, 0, layout.total - KOPT_HEADER_);
     }
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && weights != NULL) {
+    if (weights != NULL) {
         kopt_enter_(&environment);
         for (i = 0; i < t->n; i++)
             kopt_write_weight_(opt, weight + i * weight_bytes,
@@ -8600,7 +7858,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
         if (slot == KOPT_WEIGHT) {
             x = kopt_read_weight_(opt, weight + i * weight_bytes,
                                   residual_bytes == 0 ? NULL : state + layout.residual + i * residual_bytes);
-        } else if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
+        } else if (opt->moment_format == KOPT_Q8) {
             moment = state + layout.moment[slot - KOPT_FIRST_MOMENT];
             x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + layout.scale + i / KOPT_BLOCK_ * 4)),
                                     is_root);
@@ -8651,7 +7909,7 @@ static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, ko
                                residual_bytes == 0 ? NULL : state + layout.residual + i * residual_bytes, bits);
             continue;
         }
-        if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8) {
+        if (opt->moment_format == KOPT_Q8) {
             n = end - i < KOPT_BLOCK_ ? end - i : KOPT_BLOCK_;
             kopt_encode_block_(moment, moments + layout.scale + i / KOPT_BLOCK_ * 4, in, n, is_root);
             continue;
@@ -8891,7 +8149,7 @@ KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t)
         dynamic = state[8] == 3;
         kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
         kopt_swap_arrays_(opt, t);
-        for (i = 0; KOPT_HAS_(KOPT_WITH_Q8) && dynamic && i < kopt_moments_(opt); i++)
+        for (i = 0; dynamic && i < kopt_moments_(opt); i++)
             kopt_write_dynamic_(opt, t, (kopt_slot)(i + 1), state + layout.moment[i],
                                 state + layout.moment[i] + layout.scale);
     }
@@ -8947,7 +8205,6 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     kopt_optimizer made;
     size_t n = 0;
     int i, open;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* a build without checks writes no headers */
     if (h == NULL) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
@@ -8994,36 +8251,22 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
     return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
 }
 
-/* Copies the options to the step. A build without checks skips fields that it never reads, such as a format if there is
-   only one. */
+/* Copies the options to the step. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_step *s) {
-    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS), extras = KOPT_HAS_(KOPT_WITH_EXTRAS);
-    const int momentum = KOPT_HAS_(KOPT_WITH_MOMENTUM);
     s->rule = opt->rule;
-    if (checks || !KOPT_SINGLE_BIT_(KOPT_FORMATS_)) {
-        s->weight_format = opt->weight_format;
-        s->moment_format = opt->moment_format;
-    }
-    if (checks || !KOPT_SINGLE_BIT_(KOPT_ROUNDINGS_)) s->rounding = opt->rounding;
-    if (checks || !KOPT_SINGLE_BIT_(KOPT_STATE_ROUNDINGS_)) {
-        s->moment_rounding = opt->moment_rounding;
-        s->compensation_rounding = opt->compensation_rounding;
-    }
-    if (checks != 0 || extras != 0 || momentum != 0 || (KOPT_RULES_ & ~3u) != 0) {
-        s->moment_count = kopt_moments_(opt);
-        s->nesterov = momentum && opt->rule == KOPT_SGD && opt->nesterov;
-        s->zero_grad = extras ? opt->zero_grad : 0;
-        s->moments_only = extras ? opt->moments_only : 0;
-        s->unrectified = s->sync = 0;
-        s->stable = extras && opt->rule == KOPT_ADAM && opt->stable;
-    }
+    s->weight_format = opt->weight_format;
+    s->moment_format = opt->moment_format;
+    s->rounding = opt->rounding;
+    s->moment_rounding = opt->moment_rounding;
+    s->compensation_rounding = opt->compensation_rounding;
+    s->moment_count = kopt_moments_(opt);
+    s->nesterov = opt->rule == KOPT_SGD && opt->nesterov;
+    s->zero_grad = opt->zero_grad;
+    s->moments_only = opt->moments_only;
+    s->unrectified = s->sync = 0;
+    s->stable = opt->rule == KOPT_ADAM && opt->stable;
     s->seed = opt->seed;
-#ifdef KAHAN_OPT_VMATH
-    s->vmath = opt->vmath;
-#else
-    if (checks) s->vmath = NULL;
-#endif
-    if (checks) s->slow_scale = 0;
+    s->slow_scale = 0;
 }
 
 /* 1 - x in binary64, rounded to fp32: for dampening and lookahead_rate. kopt_one_minus_beta_() computes 1 - beta. */
@@ -9034,35 +8277,35 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
 KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_compute_scalars_)
-/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float (never without checks). */
+/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float. */
 KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
-    const kopt_rule rule = KOPT_RULE_(opt->rule);
-    const kopt_decay_mode decay_mode = KOPT_DECAY_(opt->decay_mode);
+    const kopt_rule rule = opt->rule;
+    const kopt_decay_mode decay_mode = opt->decay_mode;
     const float weight_decay = kopt_narrow64_(opt->weight_decay);
     float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
     s->step = opt->step + 1;
     s->grad_scale = kopt_narrow64_(opt->grad_scale);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) s->grad_scale = kopt_mul_(s->grad_scale, kopt_narrow64_(opt->clip));
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS) && opt->maximize)
+    s->grad_scale = kopt_mul_(s->grad_scale, kopt_narrow64_(opt->clip));
+    if (opt->maximize)
         s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
-    if (KOPT_HAS_(KOPT_WITH_L2)) s->l2 = decay_mode == KOPT_L2 ? weight_decay : 0;
+    s->l2 = decay_mode == KOPT_L2 ? weight_decay : 0;
     s->rate = kopt_narrow64_(opt->lr);
     s->weight_decay = 0;
     if (decay_mode == KOPT_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
     if (decay_mode == KOPT_FULLY_DECOUPLED)
         s->weight_decay = kopt_mul_(kopt_div_(s->rate, kopt_narrow64_(opt->max_lr)), weight_decay);
-    if (KOPT_HAS_(KOPT_WITH_ADAN | KOPT_WITH_RANGER)) s->beta3 = s->gain3 = s->third_scale = 0;
-    if (KOPT_HAS_(KOPT_WITH_MOMENTUM)) s->extrapolation = kopt_narrow64_(opt->momentum);
+    s->beta3 = s->gain3 = s->third_scale = 0;
+    s->extrapolation = kopt_narrow64_(opt->momentum);
     s->eps = kopt_narrow64_(opt->eps);
 #ifdef KAHAN_OPT_VMATH
     s->sharpness = rule == KOPT_LION ? kopt_narrow64_(opt->sharpness) : 0;
 #else
-    if (KOPT_HAS_(KOPT_WITH_CHECKS)) s->sharpness = 0;
+    s->sharpness = 0;
 #endif
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) || rule != KOPT_ADAM) s->root_scale = 1;
+    s->root_scale = 1;
     if (rule == KOPT_SGD || rule == KOPT_EMA) {
-        if (KOPT_HAS_(KOPT_WITH_CHECKS)) s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
-        if (KOPT_HAS_(KOPT_WITH_MOMENTUM) && rule == KOPT_SGD) {
+        s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
+        if (rule == KOPT_SGD) {
             s->beta1 = s->step == 1 ? 0 : s->extrapolation;
             s->gain1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
         }
@@ -9108,7 +8351,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 }
             }
             /* The rounding of the stored roots adds noise, which raises the mean of 1 / root (section 6b). */
-            if (KOPT_HAS_(KOPT_WITH_Q8) && opt->moment_format == KOPT_Q8 && s->step > 1)
+            if (opt->moment_format == KOPT_Q8 && s->step > 1)
                 s->root_scale = kopt_mul_(s->root_scale, 1.003f);
         }
         if (rule == KOPT_RANGER) {
@@ -9117,10 +8360,9 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
         }
     }
 #ifdef KAHAN_OPT_VMATH
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && !kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
+    if (!kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
 #endif
-    return !KOPT_HAS_(KOPT_WITH_CHECKS) ||
-           (kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay));
+    return kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay);
 }
 
 /* ---- running a step ---- */
@@ -9147,48 +8389,22 @@ static int kopt_step_valid_(const kopt_step *s) {
 
 /* Checks a step. */
 KOPT_SMALL_FN_ kopt_result kopt_check_began_(const kopt_step *s) {
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     if (s == NULL) return KOPT_ERROR_NULL;
     return s->step == 0 || !kopt_step_valid_(s) ? KOPT_ERROR_STEP : KOPT_OK;
 }
 
 /* Checks a step with one tensor, and computes the layout of the state block. */
 KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
-    const int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_result result = kopt_check_began_(s);
     kopt_state_format_ format;
-    if (checks && result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
     if (result != KOPT_OK) return result;
     format = kopt_state_format_of_step_(s);
     kopt_compute_layout_(layout, &format, t->n);
-    if (checks) result = kopt_check_block_(t, &format, layout->total, 0);
-    if (!checks || result != KOPT_OK) return result;
+    result = kopt_check_block_(t, &format, layout->total, 0);
+    if (result != KOPT_OK) return result;
     return kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), layout->total, 1);
 }
-
-#ifdef KAHAN_OPT_VMATH
-static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath);
-
-/* The table whose tanh (smooth Lion) or atan2 (Adam-atan2) runs between the two stages of a step. NULL for all other
-   rules, and where the kernel computes the built-in atan2 by itself. */
-static const kopt_vmath *kopt_rule_table_(const kopt_step *s) {
-    const kopt_vmath *vmath = s->vmath;
-    if ((KOPT_ONLY_ & KOPT_WITH_VMATH_RULES_) != KOPT_WITH_VMATH_RULES_) return NULL;
-    if (s->rule == KOPT_LION && kopt_as_u32_(s->sharpness) << 1 != 0)
-        return vmath == NULL || vmath->tanh == NULL ? kopt_vmath_builtin() : kopt_step_vmath_(vmath);
-    if (s->rule != KOPT_ADAM_ATAN2 || vmath == NULL || vmath->atan2 == NULL) return NULL;
-    return vmath->atan2 == kopt_vmath_builtin()->atan2 ? NULL : kopt_step_vmath_(vmath);
-}
-
-/* In place: y = tanh(y) or y = atan2(y, x). If j->quotient is set, y is the quotient, and atan2 ignores x. */
-static void kopt_call_rule_function_(const kopt_job_ *j, float *y, const float *x, size_t n) {
-    if (j->step->rule == KOPT_LION)
-        (j->vmath->tanh)(y, y, n);
-    else
-        (j->vmath->atan2)(y, y, x, n);
-}
-
-#endif
 
 /* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
    elements, and encodes the moments again. moment has room for one block of each moment. */
@@ -9249,7 +8465,7 @@ KOPT_RUN_BLOCKS_(4)
 /* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
 KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
                                    size_t begin, size_t end) {
-    const int extras = KOPT_HAS_(KOPT_WITH_EXTRAS), no_state = KOPT_HAS_(KOPT_WITH_CHECKS) && layout->total == 0;
+    const int no_state = layout->total == 0;
     kopt_byte_ *state = (kopt_byte_ *)t->state;
     job->step = s;
     job->weight = (kopt_byte_ *)t->weight;
@@ -9266,25 +8482,20 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, c
         job->slow = state + layout->slow;
         job->slow_residual = state + layout->slow_residual;
     }
-    job->counts = extras ? t->counts : NULL;
+    job->counts = t->counts;
     job->rate = s->rate;
     job->weight_decay = s->weight_decay;
-    job->copy = extras ? (kopt_byte_ *)t->copy : NULL;
+    job->copy = (kopt_byte_ *)t->copy;
     job->grad_format = t->grad_format;
     job->copy_format = t->copy_format;
     job->moment_format = s->moment_format;
     job->begin = begin;
     job->end = end;
-    job->first = extras ? t->first_index : 0;
+    job->first = t->first_index;
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
     job->scale = layout->scale;
     job->buffered = 0;
-#ifdef KAHAN_OPT_VMATH
-    job->vmath = kopt_rule_table_(s);
-    /* If kopt_step_vmath_() has replaced s->vmath by another table, the atan2 of that table takes a quotient. */
-    job->quotient = s->rule == KOPT_ADAM_ATAN2 && job->vmath != NULL && job->vmath != s->vmath;
-#endif
 }
 
 /* Steps elements [begin, end). stable multiplies rate and weight decay: StableAdamW's factor, otherwise 1. */
@@ -9292,10 +8503,10 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *layout, const kopt_step *s, co
                               size_t end, float stable) {
     kopt_environment_ environment;
     kopt_job_ job;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && begin == end) return;
+    if (begin == end) return;
     kopt_make_job_(&job, layout, s, t, begin, end);
     kopt_enter_(&environment);
-    if (KOPT_HAS_(KOPT_WITH_EXTRAS)) {
+    {
         volatile float factor = stable; /* so that no compiler moves the product above kopt_enter_() */
         const float scale = kopt_mul_scalar_(kopt_rate_scale_(t), factor);
         if (kopt_as_u32_(scale) != 0x3F800000u) {
@@ -9303,7 +8514,7 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *layout, const kopt_step *s, co
             job.weight_decay = kopt_mul_scalar_(job.weight_decay, scale);
         }
     }
-    if (KOPT_HAS_(KOPT_WITH_Q8) && s->moment_format == KOPT_Q8 && s->moment_count > 0 &&
+    if (s->moment_format == KOPT_Q8 && s->moment_count > 0 &&
         kopt_isa_current() == KOPT_ISA_SCALAR)
         (s->moment_count == 1   ? kopt_run_blocks1_
          : s->moment_count == 2 ? kopt_run_blocks2_
@@ -9355,12 +8566,12 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
 
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
 KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_step *s, const kopt_tensor *t) {
-    return KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
+    return s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
 }
 
 /* StableAdamW: t->stable_scale if the caller has set it. Otherwise 1. */
 KOPT_SMALL_FN_ float kopt_given_stable_scale_(const kopt_step *s, const kopt_tensor *t) {
-    return KOPT_HAS_(KOPT_WITH_EXTRAS) && s->stable && kopt_as_u32_(t->stable_scale) != 0 ? t->stable_scale : 1;
+    return s->stable && kopt_as_u32_(t->stable_scale) != 0 ? t->stable_scale : 1;
 }
 
 /* Steps all elements of a tensor. */
@@ -9433,7 +8644,6 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
     kopt_neighbours_ list;
     kopt_layout_ layout;
     size_t i;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_OK;
     list.previous = NULL;
     list.previous_end = NULL;
     list.current = 0;
@@ -9467,23 +8677,19 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor
 
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_result result = kopt_check_options_(opt);
-    int checks = KOPT_HAS_(KOPT_WITH_CHECKS);
     kopt_environment_ environment;
-    kopt_step local, *s = step;
+    kopt_step s; /* *step stays unchanged if the call fails */
     int finite;
-    if (checks) s = &local; /* *step stays unchanged if the call fails */
     if (result != KOPT_OK) return result;
-    if (checks && step == NULL) return KOPT_ERROR_NULL;
-    if (checks && KOPT_ONLY_ != KOPT_WITH_ALL) /* such a build leaves fields unset */
-        kopt_zero_((kopt_byte_ *)s, sizeof *s);
-    if (checks && opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    kopt_copy_options_(opt, s);
+    if (step == NULL) return KOPT_ERROR_NULL;
+    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    kopt_copy_options_(opt, &s);
     kopt_enter_(&environment);
-    finite = kopt_compute_scalars_(opt, s);
+    finite = kopt_compute_scalars_(opt, &s);
     kopt_leave_(&environment);
     if (!finite) return KOPT_ERROR_RANGE;
-    if (checks) kopt_copy_((kopt_byte_ *)step, (const kopt_byte_ *)s, sizeof *s);
-    opt->step = s->step;
+    *step = s;
+    opt->step = s.step;
     return KOPT_OK;
 }
 
@@ -9788,7 +8994,7 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
     kopt_neighbours_ list;
     size_t i;
     if (result != KOPT_OK) return result;
-    if (KOPT_HAS_(KOPT_WITH_CHECKS) && tensors == NULL && count != 0) return KOPT_ERROR_NULL;
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     list.previous = NULL;
     list.previous_end = NULL;
     list.current = 0;
@@ -9803,9 +9009,9 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
         kopt_compute_layout_(&layout, &format, t->n);
         if (blocks) result = kopt_check_block_(t, &format, layout.total, 0);
         if (result == KOPT_OK && memory) result = kopt_check_memory_(t, weight_bytes, layout.total, 0);
-        if (result == KOPT_OK && KOPT_HAS_(KOPT_WITH_CHECKS) && memory)
+        if (result == KOPT_OK && memory)
             result = kopt_check_neighbours_(&list, t, weight_bytes, layout.total, 0);
-        if (result == KOPT_OK && KOPT_HAS_(KOPT_WITH_CHECKS) && !memory && t->n != 0) {
+        if (result == KOPT_OK && !memory && t->n != 0) {
             if (list.previous != NULL && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
             list.previous = t;
         }
@@ -9824,7 +9030,7 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
                                size_t count) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
     size_t i;
-    for (i = 0; KOPT_HAS_(KOPT_WITH_CHECKS) && i < count; i++) {
+    for (i = 0; i < count; i++) {
         const kopt_tensor *t = &tensors[i];
         end = kopt_memory_ranges_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
         for (a = span; a != end; a++)
@@ -9971,7 +9177,6 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
     kopt_optimizer made;
     kopt_result result;
     uint64_t tensors, left;
-    if (!KOPT_HAS_(KOPT_WITH_CHECKS)) return KOPT_ERROR_OPTION; /* as kopt_state_inspect() */
     if (h == NULL) return KOPT_ERROR_NULL;
     if (in_size < KOPT_SAVE_HEADER_) return KOPT_ERROR_SIZE;
     if (kopt_load_le32_(h) != 0x5641534Bu || h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 ||
@@ -10464,8 +9669,7 @@ static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
 }
 
 static int kopt_code_valid_(kopt_format code) {
-    if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return 0;
-    return code == KOPT_SIGN || (code != KOPT_F32 && kopt_in_set_(KOPT_FORMATS_, (int)code));
+    return code == KOPT_SIGN || (code != KOPT_F32 && (unsigned)code <= (unsigned)KOPT_Q8);
 }
 
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
@@ -10528,7 +9732,7 @@ KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
    not finite. largest: the fp32 word of the largest magnitude; mean: the sum of |x| / 256. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t largest, float mean, size_t n,
                                                     int stochastic) {
-    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
+    if (code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
     if (stochastic) return kopt_scale_(largest);
     if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, (float)n));
     return kopt_scale_(kopt_as_u32_(mean));
@@ -10571,7 +9775,7 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
     }
     scale = kopt_block_scale_(code, largest, mean, n, drawn != NULL);
     kopt_store_le_(out, scale, 4);
-    if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
+    if (code == KOPT_Q8) {
         kopt_encode_(out + 4, scale, (const kopt_byte_ *)x, n, 0, drawn);
         return;
     }
@@ -10601,7 +9805,7 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
             const uint32_t bit = (uint32_t)(bits[k / 8]) >> (k % 8);
             kopt_store32_(y + 4 * k, scale ^ bit << 31);
         }
-    } else if (KOPT_HAS_(KOPT_WITH_Q8) && code == KOPT_Q8) {
+    } else if (code == KOPT_Q8) {
         kopt_byte_ scale[4];
         kopt_store32_(scale, kopt_load_le32_(in));
         kopt_dequantise_(y, in + 4 + offset, scale, n, 0);
@@ -10663,7 +9867,6 @@ KOPT_API_ kopt_result kopt_compress(kopt_compressor *c, void *out, size_t out_si
                                     kopt_format grad_format) {
     const kopt_result result = kopt_check_compressor_(c, out, out_size, grad, grad_format);
     kopt_environment_ environment;
-    if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     c->step++;
     kopt_enter_(&environment);
@@ -10680,7 +9883,6 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     kopt_conversion_ v;
     float x[KOPT_BLOCK_PART_], y[KOPT_BLOCK_PART_], factor;
     size_t i, k, in_bytes;
-    if (!KOPT_HAS_(KOPT_WITH_COMPRESSION)) return KOPT_ERROR_OPTION;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
@@ -10789,311 +9991,13 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* ---- vector mathematics: the built-in table ---- */
+/* ---- vector mathematics ---- */
 
-/* Elements of a tile in vector mathematics. Random numbers also come in runs of this length: see kopt_draw_tile_(). */
-#define KOPT_VMATH_TILE_ 256
-
-/* Runs one fp32 function of the kernels in the IEEE environment. in2 and out2 are NULL where the function has one input
-   or one output. */
-static void kopt_vmath_run_(kopt_vmath_kind_ kind, float *out, float *out2, const float *in, const float *in2,
-                            size_t n) {
-    kopt_vmath_job_ j;
+static void kopt_run_vmath_(const kopt_vmath_job_ *j) {
     kopt_environment_ environment;
-    kopt_zero_((kopt_byte_ *)&j, sizeof j);
-    j.kind = kind;
-    j.f = KOPT_EXP;
-    j.format = KOPT_F32;
-    j.n = n;
-    j.in = (const kopt_byte_ *)in;
-    j.in2 = (const kopt_byte_ *)in2;
-    j.out = (kopt_byte_ *)out;
-    j.out2 = (kopt_byte_ *)out2;
     kopt_enter_(&environment);
-    KOPT_KERNEL_(vmath)(&j);
+    KOPT_KERNEL_(vmath)(j);
     kopt_leave_(&environment);
-}
-
-#define KOPT_BUILTIN_FUNCTION_(name, kind)                                     \
-    static void kopt_builtin_##name##_(float *out, const float *x, size_t n) { \
-        kopt_vmath_run_(kind, out, NULL, x, NULL, n);                          \
-    }
-KOPT_BUILTIN_FUNCTION_(exp, KOPT_VMATH_EXP_)
-KOPT_BUILTIN_FUNCTION_(log, KOPT_VMATH_LOG_)
-KOPT_BUILTIN_FUNCTION_(tanh, KOPT_VMATH_TANH_)
-KOPT_BUILTIN_FUNCTION_(erf, KOPT_VMATH_ERF_)
-KOPT_BUILTIN_FUNCTION_(erfc, KOPT_VMATH_ERFC_)
-#undef KOPT_BUILTIN_FUNCTION_
-static void kopt_builtin_atan2_(float *out, const float *y, const float *x, size_t n) {
-    kopt_vmath_run_(KOPT_VMATH_ATAN2_, out, NULL, y, x, n);
-}
-static void kopt_builtin_sincospi_(float *sine, float *cosine, const float *x, size_t n) {
-    kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine, cosine, x, NULL, n);
-}
-
-#define KOPT_BUILTIN_TABLE_(isa)                                                     \
-    {"builtin " #isa,   kopt_builtin_exp_,  kopt_builtin_log_,   kopt_builtin_tanh_, \
-     kopt_builtin_erf_, kopt_builtin_erfc_, kopt_builtin_atan2_, kopt_builtin_sincospi_}
-static const kopt_vmath kopt_builtin_table_[] = {KOPT_BUILTIN_TABLE_(scalar), KOPT_BUILTIN_TABLE_(sse2),
-                                                 KOPT_BUILTIN_TABLE_(avx2),   KOPT_BUILTIN_TABLE_(avx512),
-                                                 KOPT_BUILTIN_TABLE_(neon),   KOPT_BUILTIN_TABLE_(simd128)};
-typedef char
-    kopt_builtin_table_complete_[sizeof kopt_builtin_table_ == KOPT_ISA_COUNT * sizeof *kopt_builtin_table_ ? 1 : -1];
-#undef KOPT_BUILTIN_TABLE_
-
-KOPT_API_ const kopt_vmath *kopt_vmath_builtin(void) { return &kopt_builtin_table_[kopt_isa_current()]; }
-
-/* ---- vector mathematics: SLEEF ---- */
-
-/* This part uses only functions that SLEEF 3.5.1, 3.9 and 4.0 all have and that return the same bits in these versions
-   on every machine. It declares them as void functions under private names, which assembly labels bind to SLEEF's
-   symbols. It cannot declare them with their vector types: in a file compiled without -mavx512f, clang passes vector
-   arguments wrongly and does not warn, with or without target attributes (LLVM issue 64706). On x86, inline assembly
-   calls the functions; on AArch64, casts give them their types. */
-
-#if defined(KAHAN_OPT_SLEEF) && defined(KOPT_GNU_) && \
-    ((defined(KOPT_X86_) && defined(__x86_64__) && !defined(_WIN32) && !defined(__ILP32__)) || defined(KOPT_NEON_))
-/* The declared type of all functions of SLEEF, a placeholder for their real types. No call uses it. */
-typedef void kopt_sleef_function_(void);
-enum {
-    KOPT_SLEEF_EXP_,
-    KOPT_SLEEF_LOG_,
-    KOPT_SLEEF_TANH_,
-    KOPT_SLEEF_ERF_,
-    KOPT_SLEEF_ERFC_,
-    KOPT_SLEEF_ATAN2_,
-    KOPT_SLEEF_SINCOSPI_
-};
-
-#ifdef __cplusplus
-#define KOPT_SLEEF_CAST_(type, f) reinterpret_cast<type>(f)
-#else
-#define KOPT_SLEEF_CAST_(type, f) ((type)(f))
-#endif
-
-#ifdef KOPT_X86_
-/* Calls f for whole vectors: out[i] = f(a[i], b[i]), where `bytes` is the size of each array. A function of one
-   argument ignores b. With sincospi, bytes is one vector: f returns a structure of two vectors in memory at *sincos,
-   whose address the System V ABI passes in rdi; out receives garbage. The loop is part of the assembly and keeps its
-   variables in callee-saved registers: faster than one function call from C per vector. r: zmm, ymm or xmm, the name of
-   the vector registers; clobbers: more registers that f may change. */
-#define KOPT_SLEEF_CALL_(width, target, r, clobbers)                                                                 \
-    static KOPT_NOINLINE_ KOPT_TARGET_(target) void kopt_sleef_call_##width##_(                                      \
-        kopt_sleef_function_ *f, kopt_byte_ *out, kopt_byte_ *sincos, const kopt_byte_ *a, const kopt_byte_ *b,      \
-        size_t bytes) {                                                                                              \
-        __asm__ __volatile__("mov{q %%rax, %%r15| r15, rax}\n\t"                                                     \
-                             "mov{q %%rcx, %%r13| r13, rcx}\n\t"                                                     \
-                             "mov{q %%rdx, %%r14| r14, rdx}\n\t"                                                     \
-                             "xor{l %%r12d, %%r12d| r12d, r12d}\n\t"                                                 \
-                             "mov{q %%rsp, %%rax| rax, rsp}\n\t"                                                     \
-                             "sub{q $256, %%rsp| rsp, 256}\n\t" /* skips the red zone */                             \
-                             "and{q $-64, %%rsp| rsp, -64}\n\t"                                                      \
-                             "mov{q %%rax, (%%rsp)| [rsp], rax}\n\t"                                                 \
-                             "mov{q %%rsi, 8(%%rsp)| [rsp + 8], rsi}\n\t"                                            \
-                             "2:\n\t"                                                                                \
-                             "vmovups {(%%r13,%%r12), %%" r "0|" r "0, [r13 + r12]}\n\t"                             \
-                             "vmovups {(%%r14,%%r12), %%" r "1|" r "1, [r14 + r12]}\n\t"                             \
-                             "call {*%%r15|r15}\n\t"                                                                 \
-                             "vmovups {%%" r "0, (%%rbx,%%r12)|[rbx + r12], " r "0}\n\t"                             \
-                             "add{q $" #width "/8, %%r12| r12, " #width "/8}\n\t"                                    \
-                             "cmp{q 8(%%rsp), %%r12| r12, [rsp + 8]}\n\t"                                            \
-                             "jb 2b\n\t"                                                                             \
-                             "mov{q (%%rsp), %%rsp| rsp, [rsp]}\n\t"                                                 \
-                             "vzeroupper"                                                                            \
-                             : "+a"(f), "+D"(sincos), "+c"(a), "+d"(b), "+S"(bytes)                                  \
-                             : "b"(out)                                                                              \
-                             : "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc", "memory", "xmm0", "xmm1", \
-                               "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",     \
-                               "xmm12", "xmm13", "xmm14", "xmm15" clobbers);                                         \
-    }
-#define KOPT_SLEEF_NO_CLOBBERS_
-#define KOPT_SLEEF_AVX512_CLOBBERS_                                                                               \
-    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", \
-        "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
-KOPT_SLEEF_CALL_(512, "avx512f", "zmm", KOPT_SLEEF_AVX512_CLOBBERS_)
-KOPT_SLEEF_CALL_(256, "avx2", "ymm", KOPT_SLEEF_NO_CLOBBERS_)
-KOPT_SLEEF_CALL_(128, "avx2", "xmm", KOPT_SLEEF_NO_CLOBBERS_)
-#undef KOPT_SLEEF_CALL_
-#undef KOPT_SLEEF_NO_CLOBBERS_
-#undef KOPT_SLEEF_AVX512_CLOBBERS_
-#define KOPT_SLEEF_KIND_ARGUMENT_(kind) /* no parameter kind: one sequence of instructions calls all functions */
-#else
-typedef struct kopt_sleef_sincos_ {
-    float32x4_t sine, cosine;
-} kopt_sleef_sincos_;
-/* The same for NEON. kind gives f its type. With sincospi, *sincos receives the result, and out is not written. */
-static KOPT_NOINLINE_ void kopt_sleef_call_128_(kopt_sleef_function_ *f, kopt_byte_ *out, kopt_byte_ *sincos,
-                                                const kopt_byte_ *a, const kopt_byte_ *b, size_t bytes, int kind) {
-    size_t i;
-    for (i = 0; i < bytes; i += 16) {
-        const float32x4_t x = vreinterpretq_f32_u8(vld1q_u8(a + i)), y = vreinterpretq_f32_u8(vld1q_u8(b + i));
-        if (kind == KOPT_SLEEF_SINCOSPI_) {
-            const kopt_sleef_sincos_ both = KOPT_SLEEF_CAST_(kopt_sleef_sincos_(*)(float32x4_t), f)(x);
-            vst1q_u8(sincos, vreinterpretq_u8_f32(both.sine));
-            vst1q_u8(sincos + 16, vreinterpretq_u8_f32(both.cosine));
-        } else if (kind == KOPT_SLEEF_ATAN2_) {
-            vst1q_u8(out + i,
-                     vreinterpretq_u8_f32(KOPT_SLEEF_CAST_(float32x4_t(*)(float32x4_t, float32x4_t), f)(x, y)));
-        } else {
-            vst1q_u8(out + i, vreinterpretq_u8_f32(KOPT_SLEEF_CAST_(float32x4_t(*)(float32x4_t), f)(x)));
-        }
-    }
-}
-#define KOPT_SLEEF_KIND_ARGUMENT_(kind) , kind
-#endif
-
-#define KOPT_SLEEF_STRING2_(x) #x
-#define KOPT_SLEEF_STRING_(x) KOPT_SLEEF_STRING2_(x)
-#define KOPT_SLEEF_DECLARE_(alias, name) \
-    KOPT_EXTERN_ void alias(void) __asm__(KOPT_SLEEF_STRING_(__USER_LABEL_PREFIX__) name)
-#define KOPT_SLEEF_UNARY_(width, name) static void kopt_sleef_##name##_##width##_(float *out, const float *x, size_t n)
-
-/* SLEEF's cospi returns 0 for |x| above a threshold that depends on its version. So the built-in table's function
-   computes sine and cosine of finite x from 2^22 on. */
-static void kopt_sleef_fix_sincospi_(float *sine, float *cosine, const kopt_byte_ *x, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) {
-        const uint32_t word = kopt_load32_(x + 4 * i);
-        if ((word & 0x7FFFFFFFu) >= 0x4A800000u && (word & 0x7FFFFFFFu) < 0x7F800000u) {
-            const float value = kopt_as_f32_(word);
-            kopt_vmath_run_(KOPT_VMATH_SINCOSPI_, sine + i, cosine + i, &value, NULL, 1);
-        }
-    }
-}
-
-/* Everything for one vector width: the declarations, the loop, the seven functions and their table, and the table of an
-   optimizer step. A tail is padded with zeros to a whole vector. A step has already called kopt_enter_(), so the
-   functions of its table call the loop directly. kind is 0 for all functions of one argument but sincospi. */
-#define KOPT_SLEEF_WIDTH_(width, lanes, suffix, title)                                                                 \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_exp_raw_##width##_, "Sleef_expf" lanes "_u10" suffix);                              \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_log_raw_##width##_, "Sleef_logf" lanes "_u10" suffix);                              \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_tanh_raw_##width##_, "Sleef_tanhf" lanes "_u10" suffix);                            \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_erf_raw_##width##_, "Sleef_erff" lanes "_u10" suffix);                              \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_erfc_raw_##width##_, "Sleef_erfcf" lanes "_u15" suffix);                            \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_atan2_raw_##width##_, "Sleef_atan2f" lanes "_u10" suffix);                          \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_sincospi_raw_##width##_, "Sleef_sincospif" lanes "_u05" suffix);                    \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_tanh_fast_##width##_, "Sleef_tanhf" lanes "_u35" suffix);                           \
-    KOPT_SLEEF_DECLARE_(kopt_sleef_atan_fast_##width##_, "Sleef_atanf" lanes "_u35" suffix);                           \
-    static void kopt_sleef_vector_##width##_(kopt_sleef_function_ *f, int kind, float *out, float *out2,               \
-                                             const float *x, const float *y, size_t n) { /* n <= one vector */         \
-        kopt_byte_ room[7 * 64], *at = room + (0 - ((uintptr_t)(room))) % 64;            /* sincos (128), x, y, out */ \
-        kopt_byte_ *to = ((kopt_byte_ *)(out));                                                                        \
-        kopt_copy_padded_(at + 128, 64, ((const kopt_byte_ *)(x)), 4 * n);                                             \
-        kopt_copy_padded_(at + 192, 64, ((const kopt_byte_ *)(y)), 4 * n);                                             \
-        kopt_sleef_call_##width##_(f, at + 256, at, at + 128, at + 192, width / 8 KOPT_SLEEF_KIND_ARGUMENT_(kind));    \
-        kopt_copy_noinline_(to, kind == KOPT_SLEEF_SINCOSPI_ ? at : at + 256, 4 * n);                                  \
-        if (kind != KOPT_SLEEF_SINCOSPI_) return;                                                                      \
-        kopt_copy_noinline_(((kopt_byte_ *)(out2)), at + width / 8, 4 * n);                                            \
-        kopt_sleef_fix_sincospi_(out, out2, at + 128, n);                                                              \
-    }                                                                                                                  \
-    static void kopt_sleef_loop_##width##_(kopt_sleef_function_ *f, int kind, float *out, float *out2, const float *x, \
-                                           const float *y, size_t n) {                                                 \
-        const size_t count = width / 32, whole = kind == KOPT_SLEEF_SINCOSPI_ ? 0 : n / count * count;                 \
-        size_t i, m;                                                                                                   \
-        if (whole != 0)                                                                                                \
-            kopt_sleef_call_##width##_(f, ((kopt_byte_ *)(out)), NULL, ((const kopt_byte_ *)(x)),                      \
-                                       ((const kopt_byte_ *)(y)), 4 * whole KOPT_SLEEF_KIND_ARGUMENT_(kind));          \
-        for (i = whole; i < n; i += m) {                                                                               \
-            m = n - i < count ? n - i : count;                                                                         \
-            kopt_sleef_vector_##width##_(f, kind, out + i, out2 + i, x + i, y + i, m);                                 \
-        }                                                                                                              \
-    }                                                                                                                  \
-    static void kopt_sleef_run_##width##_(kopt_sleef_function_ *f, int kind, float *out, float *out2, const float *x,  \
-                                          const float *y, size_t n) {                                                  \
-        kopt_environment_ environment;                                                                                 \
-        kopt_enter_(&environment);                                                                                     \
-        kopt_sleef_loop_##width##_(f, kind, out, out2, x, y, n);                                                       \
-        kopt_leave_(&environment);                                                                                     \
-    }                                                                                                                  \
-    KOPT_SLEEF_UNARY_(width, exp) { kopt_sleef_run_##width##_(kopt_sleef_exp_raw_##width##_, 0, out, out, x, x, n); }  \
-    KOPT_SLEEF_UNARY_(width, log) { kopt_sleef_run_##width##_(kopt_sleef_log_raw_##width##_, 0, out, out, x, x, n); }  \
-    KOPT_SLEEF_UNARY_(width, tanh) {                                                                                   \
-        kopt_sleef_run_##width##_(kopt_sleef_tanh_raw_##width##_, 0, out, out, x, x, n);                               \
-    }                                                                                                                  \
-    KOPT_SLEEF_UNARY_(width, erf) { kopt_sleef_run_##width##_(kopt_sleef_erf_raw_##width##_, 0, out, out, x, x, n); }  \
-    KOPT_SLEEF_UNARY_(width, erfc) {                                                                                   \
-        kopt_sleef_run_##width##_(kopt_sleef_erfc_raw_##width##_, 0, out, out, x, x, n);                               \
-    }                                                                                                                  \
-    static void kopt_sleef_atan2_##width##_(float *out, const float *y, const float *x, size_t n) {                    \
-        kopt_sleef_run_##width##_(kopt_sleef_atan2_raw_##width##_, KOPT_SLEEF_ATAN2_, out, out, y, x, n);              \
-    }                                                                                                                  \
-    static void kopt_sleef_sincospi_##width##_(float *sine, float *cosine, const float *x, size_t n) {                 \
-        kopt_sleef_run_##width##_(kopt_sleef_sincospi_raw_##width##_, KOPT_SLEEF_SINCOSPI_, sine, cosine, x, x, n);    \
-    }                                                                                                                  \
-    KOPT_SLEEF_UNARY_(width, steps_tanh) {                                                                             \
-        kopt_sleef_loop_##width##_(kopt_sleef_tanh_fast_##width##_, 0, out, out, x, x, n);                             \
-    }                                                                                                                  \
-    static void kopt_sleef_steps_atan_##width##_(float *out, const float *quotient, const float *x, size_t n) {        \
-        (void)x;                                                                                                       \
-        kopt_sleef_loop_##width##_(kopt_sleef_atan_fast_##width##_, 0, out, out, quotient, quotient, n);               \
-    }                                                                                                                  \
-    static const kopt_vmath kopt_sleef_steps_##width##_ = {"sleef " title ", 3.5 ulp",       NULL, NULL,               \
-                                                           kopt_sleef_steps_tanh_##width##_, NULL, NULL,               \
-                                                           kopt_sleef_steps_atan_##width##_, NULL};                    \
-    static const kopt_vmath kopt_sleef_table_##width##_ = {"sleef " title,                                             \
-                                                           kopt_sleef_exp_##width##_,                                  \
-                                                           kopt_sleef_log_##width##_,                                  \
-                                                           kopt_sleef_tanh_##width##_,                                 \
-                                                           kopt_sleef_erf_##width##_,                                  \
-                                                           kopt_sleef_erfc_##width##_,                                 \
-                                                           kopt_sleef_atan2_##width##_,                                \
-                                                           kopt_sleef_sincospi_##width##_};
-
-#ifdef KOPT_X86_
-KOPT_SLEEF_WIDTH_(512, "16", "avx512f", "avx512")
-KOPT_SLEEF_WIDTH_(256, "8", "avx2", "avx2")
-KOPT_SLEEF_WIDTH_(128, "4", "avx2128", "avx2, 128 bits")
-#else
-KOPT_SLEEF_WIDTH_(128, "4", "advsimd", "neon")
-#endif
-#undef KOPT_SLEEF_WIDTH_
-#undef KOPT_SLEEF_UNARY_
-#undef KOPT_SLEEF_DECLARE_
-#undef KOPT_SLEEF_STRING_
-#undef KOPT_SLEEF_STRING2_
-#undef KOPT_SLEEF_KIND_ARGUMENT_
-#undef KOPT_SLEEF_CAST_
-
-KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) {
-#ifdef KOPT_X86_
-    uint32_t r[4];
-    if (kopt_isa_current() == KOPT_ISA_SCALAR || !kopt_isa_usable(KOPT_ISA_AVX2)) return NULL;
-    kopt_cpuid_(1, r);
-    if ((r[2] >> 12 & 1u) == 0) return NULL; /* no FMA */
-    if (kopt_isa_current() == KOPT_ISA_AVX512) return &kopt_sleef_table_512_;
-    return kopt_isa_current() == KOPT_ISA_AVX2 ? &kopt_sleef_table_256_ : &kopt_sleef_table_128_;
-#else
-    return kopt_isa_current() == KOPT_ISA_NEON ? &kopt_sleef_table_128_ : NULL;
-#endif
-}
-
-/* The table that a step uses in place of vmath. SLEEF has a second table for steps: functions within 3.5 ulp, about
-   twice as fast. Its entry atan2 computes the arc tangent of a quotient, which takes fewer operations than atan2.
-   Adam-atan2 can use it because the second argument is positive; the kernel divides before the call (see
-   kopt_job_.quotient). */
-static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) {
-#ifdef KOPT_X86_
-    if (vmath == &kopt_sleef_table_512_) return &kopt_sleef_steps_512_;
-    if (vmath == &kopt_sleef_table_256_) return &kopt_sleef_steps_256_;
-#endif
-    return vmath == &kopt_sleef_table_128_ ? &kopt_sleef_steps_128_ : vmath;
-}
-#else
-KOPT_API_ const kopt_vmath *kopt_vmath_sleef(void) { return NULL; }
-static const kopt_vmath *kopt_step_vmath_(const kopt_vmath *vmath) { return vmath; }
-#endif
-
-/* ---- functions of arrays ---- */
-
-/* Returns vmath, or the default table if vmath is NULL. */
-static const kopt_vmath *kopt_vmath_of_(const kopt_vmath *vmath) {
-    if (vmath == NULL) vmath = kopt_vmath_sleef();
-    return vmath == NULL ? kopt_vmath_builtin() : vmath;
-}
-
-KOPT_API_ const char *kopt_vmath_name(const kopt_vmath *vmath) {
-    const char *name = kopt_vmath_of_(vmath)->name;
-    return name == NULL ? "unnamed" : name;
 }
 
 /* Do two arrays of `size` bytes begin at the same address or not overlap at all? */
@@ -11101,214 +10005,117 @@ static int kopt_same_or_disjoint_(const void *a, const void *b, size_t size) {
     return a == b || !kopt_overlap_(a, size, b, size);
 }
 
-static kopt_result kopt_vmath_check_(const void *out, const void *x, const void *y, size_t n, size_t size) {
+/* Checks the arrays of a job of n elements, then runs it. y is x, and out2 is out, if there is no such array. */
+static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, kopt_function f, kopt_format format, void *out, void *out2,
+                               const void *x, const void *y, size_t n) {
+    const size_t bytes = n * kopt_bytes_of_(format);
+    kopt_vmath_job_ j;
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
-    if (out == NULL || x == NULL || y == NULL) return KOPT_ERROR_NULL;
-    return kopt_same_or_disjoint_(out, x, n * size) && kopt_same_or_disjoint_(out, y, n * size) ? KOPT_OK
-                                                                                                : KOPT_ERROR_OVERLAP;
-}
-
-/* Calls `function` of the table vmath in the IEEE environment, or of the built-in table if that entry is NULL. The
-   parentheses around table->function are needed: the members have the names of libm functions, which may be macros. */
-#define KOPT_VMATH_CALL_(function, arguments)                      \
-    do {                                                           \
-        const kopt_vmath *table = kopt_vmath_of_(vmath);           \
-        kopt_environment_ environment;                             \
-        if (table->function == NULL) table = kopt_vmath_builtin(); \
-        kopt_enter_(&environment);                                 \
-        (table->function) arguments;                               \
-        kopt_leave_(&environment);                                 \
-    } while (0)
-#define KOPT_VMATH_UNARY_(name)                                                                              \
-    KOPT_API_ kopt_result kopt_vmath_##name(const kopt_vmath *vmath, float *out, const float *x, size_t n) { \
-        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                       \
-        if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(name, (out, x, n));                                \
-        return result;                                                                                       \
-    }
-KOPT_VMATH_UNARY_(exp)
-KOPT_VMATH_UNARY_(log)
-KOPT_VMATH_UNARY_(tanh)
-KOPT_VMATH_UNARY_(erf)
-KOPT_VMATH_UNARY_(erfc)
-#undef KOPT_VMATH_UNARY_
-
-KOPT_API_ kopt_result kopt_vmath_atan2(const kopt_vmath *vmath, float *out, const float *y, const float *x, size_t n) {
-    const kopt_result result = kopt_vmath_check_(out, y, x, n, 4);
-    if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(atan2, (out, y, x, n));
-    return result;
-}
-
-KOPT_API_ kopt_result kopt_vmath_sincospi(const kopt_vmath *vmath, float *sine, float *cosine, const float *x,
-                                          size_t n) {
-    kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
-    if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
-    if (result == KOPT_OK && n != 0 && kopt_overlap_(sine, n * 4, cosine, n * 4)) result = KOPT_ERROR_OVERLAP;
-    if (result == KOPT_OK && n != 0) KOPT_VMATH_CALL_(sincospi, (sine, cosine, x, n));
-    return result;
-}
-
-/* kopt_map() of n <= KOPT_VMATH_TILE_ elements: the kernel computes the argument (ARGUMENT_), the table computes exp,
-   log or tanh, and the kernel computes and rounds the result (RESULT_). KOPT_SOFTPLUS also needs log(1 + exp). out may
-   be x. */
-static void kopt_map_tile_(const kopt_vmath *vmath, kopt_function f, kopt_byte_ *out, const kopt_byte_ *x,
-                           kopt_format format, size_t n) {
-    float a[KOPT_VMATH_TILE_], b[KOPT_VMATH_TILE_];
-    kopt_vmath_job_ j;
-    kopt_zero_((kopt_byte_ *)&j, sizeof j);
+    if (out == NULL || out2 == NULL || x == NULL || y == NULL) return KOPT_ERROR_NULL;
+    if (!kopt_same_or_disjoint_(out, x, bytes) || !kopt_same_or_disjoint_(out, y, bytes) ||
+        !kopt_same_or_disjoint_(out2, x, bytes) ||
+        (kind == KOPT_VMATH_SINCOSPI_ && kopt_overlap_(out, bytes, out2, bytes)))
+        return KOPT_ERROR_OVERLAP;
+    memset(&j, 0, sizeof j);
+    j.kind = kind;
     j.f = f;
     j.format = format;
     j.n = n;
-    j.kind = KOPT_VMATH_ARGUMENT_;
-    j.in = x;
-    j.in2 = NULL;
-    j.out = (kopt_byte_ *)a;
-    j.out2 = (kopt_byte_ *)b;
-    KOPT_KERNEL_(vmath)(&j);
-    if (f == KOPT_LOG)
-        KOPT_VMATH_CALL_(log, (a, a, n));
-    else if (f == KOPT_TANH)
-        KOPT_VMATH_CALL_(tanh, (a, a, n));
-    else
-        KOPT_VMATH_CALL_(exp, (a, a, n));
-    if (f == KOPT_SOFTPLUS) {
-        j.kind = KOPT_VMATH_ADD_ONE_;
-        j.in = (const kopt_byte_ *)a;
-        j.out = j.out2;
-        KOPT_KERNEL_(vmath)(&j);
-        KOPT_VMATH_CALL_(log, (b, b, n));
-    }
-    j.kind = KOPT_VMATH_RESULT_;
-    j.in = x;
-    j.in2 = (const kopt_byte_ *)a;
-    j.out = out;
-    KOPT_KERNEL_(vmath)(&j);
-}
-
-static kopt_result kopt_map_check_(kopt_function f, kopt_function last, const void *out, const void *x, const void *y,
-                                   kopt_format format, size_t n) {
-    if ((unsigned)f > (unsigned)last) return KOPT_ERROR_OPTION;
-    if (!(format == KOPT_BF16 && KOPT_HAS_(KOPT_WITH_BF16)) && !(format == KOPT_FP16 && KOPT_HAS_(KOPT_WITH_FP16)))
-        return KOPT_ERROR_OPTION;
-    return kopt_vmath_check_(out, x, y, n, 2);
-}
-
-KOPT_API_ kopt_result kopt_map(const kopt_vmath *vmath, kopt_function f, void *out, const void *x, kopt_format format,
-                               size_t n) {
-    const kopt_result result = kopt_map_check_(f, KOPT_GELU_TANH_SLOPE, out, x, x, format, n);
-    kopt_environment_ environment;
-    size_t i, m;
-    if (result != KOPT_OK || n == 0) return result;
-    vmath = kopt_vmath_of_(vmath); /* once per call: the default table depends on cpuid, which is slow */
-    kopt_enter_(&environment);
-    for (i = 0; i < n; i += m) {
-        m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, f, (kopt_byte_ *)out + 2 * i, (const kopt_byte_ *)x + 2 * i, format, m);
-    }
-    kopt_leave_(&environment);
+    j.in = (const kopt_byte_ *)x;
+    j.in2 = (const kopt_byte_ *)y;
+    j.out = (kopt_byte_ *)out;
+    j.out2 = (kopt_byte_ *)out2;
+    kopt_run_vmath_(&j);
     return KOPT_OK;
 }
 
-/* The function that is the derivative of f. The caller refuses KOPT_LOG. */
-static kopt_function kopt_slope_of_(kopt_function f) {
-    static const kopt_function kopt_slope_[] = {
+#define KOPT_UNARY_(name, kind)                                                     \
+    KOPT_API_ kopt_result kopt_vmath_##name(float *out, const float *x, size_t n) { \
+        return kopt_vmath_(kind, KOPT_EXP, KOPT_F32, out, out, x, x, n);            \
+    }
+KOPT_UNARY_(exp, KOPT_VMATH_EXP_)
+KOPT_UNARY_(log, KOPT_VMATH_LOG_)
+KOPT_UNARY_(tanh, KOPT_VMATH_TANH_)
+KOPT_UNARY_(erf, KOPT_VMATH_ERF_)
+KOPT_UNARY_(erfc, KOPT_VMATH_ERFC_)
+#undef KOPT_UNARY_
+
+KOPT_API_ kopt_result kopt_vmath_atan2(float *out, const float *y, const float *x, size_t n) {
+    return kopt_vmath_(KOPT_VMATH_ATAN2_, KOPT_EXP, KOPT_F32, out, out, y, x, n);
+}
+
+KOPT_API_ kopt_result kopt_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n) {
+    return kopt_vmath_(KOPT_VMATH_SINCOSPI_, KOPT_EXP, KOPT_F32, sine, cosine, x, x, n);
+}
+
+KOPT_API_ kopt_result kopt_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n) {
+    if ((unsigned)f > (unsigned)KOPT_GELU_TANH_SLOPE || (format != KOPT_BF16 && format != KOPT_FP16))
+        return KOPT_ERROR_OPTION;
+    return kopt_vmath_(KOPT_VMATH_MAP_, f, format, out, out, x, x, n);
+}
+
+KOPT_API_ kopt_result kopt_map_backward(kopt_function f, void *dx, const void *dy, const void *x, kopt_format format,
+                                        size_t n) {
+    static const kopt_function slope[] = {
         KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
         KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
-    return kopt_slope_[f];
+    if ((unsigned)f > (unsigned)KOPT_SOFTPLUS || f == KOPT_LOG || (format != KOPT_BF16 && format != KOPT_FP16))
+        return KOPT_ERROR_OPTION;
+    return kopt_vmath_(KOPT_VMATH_MAP_BACKWARD_, slope[f], format, dx, dx, x, dy, n);
 }
-
-KOPT_API_ kopt_result kopt_map_backward(const kopt_vmath *vmath, kopt_function f, void *dx, const void *dy,
-                                        const void *x, kopt_format format, size_t n) {
-    const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
-    uint16_t slope[KOPT_VMATH_TILE_];
-    kopt_environment_ environment;
-    kopt_vmath_job_ j;
-    size_t i, m;
-    kopt_zero_((kopt_byte_ *)&j, sizeof j);
-    if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
-    if (result != KOPT_OK || n == 0) return result;
-    vmath = kopt_vmath_of_(vmath);
-    j.kind = KOPT_VMATH_MULTIPLY_;
-    j.f = f;
-    j.format = format;
-    j.out2 = NULL;
-    j.in = (const kopt_byte_ *)slope;
-    kopt_enter_(&environment);
-    for (i = 0; i < n; i += m) {
-        m = n - i < KOPT_VMATH_TILE_ ? n - i : KOPT_VMATH_TILE_;
-        kopt_map_tile_(vmath, kopt_slope_of_(f), (kopt_byte_ *)slope, (const kopt_byte_ *)x + 2 * i, format, m);
-        j.in2 = (const kopt_byte_ *)dy + 2 * i;
-        j.out = (kopt_byte_ *)dx + 2 * i;
-        j.n = m;
-        KOPT_KERNEL_(vmath)(&j);
-    }
-    kopt_leave_(&environment);
-    return KOPT_OK;
-}
-
-#undef KOPT_VMATH_CALL_
 
 /* ---- random numbers ---- */
 
-/* Checks its arguments, then out[i] = middle + width * (random number of key.first_index + i), rounded to the format.
-   kind is KOPT_VMATH_NORMAL_ or KOPT_VMATH_UNIFORM_. */
-static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format format, size_t n, double middle,
-                              double width, const kopt_random_key *key) {
-    float z[KOPT_VMATH_TILE_];
+static float kopt_narrow_in_environment_(double x) {
     kopt_environment_ environment;
+    float y;
+    kopt_enter_(&environment);
+    y = kopt_narrow64_(x);
+    kopt_leave_(&environment);
+    return y;
+}
+
+/* Checks its arguments, then out[i] = middle + width * (random number of index key.first_index + i). */
+static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format format, size_t n, double middle,
+                              double width, kopt_random_key key) {
     kopt_vmath_job_ j;
-    size_t i;
-    if (!kopt_format_valid_(format) || !kopt_in_set_(KOPT_FORMATS_, (int)format)) return KOPT_ERROR_OPTION;
-    if (!kopt_n_valid_(n) || key->first_index >> 54 != 0 || key->first_index + n > (uint64_t)1 << 54)
+    if (!kopt_n_valid_(n) || key.first_index >> 54 != 0 || key.first_index + n > (uint64_t)1 << 54)
         return KOPT_ERROR_BOUNDS;
-    if (!KOPT_HAS_(KOPT_WITH_EXTRAS) && key->first_index != 0) return KOPT_ERROR_OPTION;
-    if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_within_(width, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
+    if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
+    if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == NULL) return KOPT_ERROR_NULL;
-    kopt_zero_((kopt_byte_ *)&j, sizeof j);
-    kopt_enter_(&environment);
+    memset(&j, 0, sizeof j);
+    j.kind = kind;
     j.format = format;
-    j.a = kopt_narrow64_(middle);
-    j.b = kopt_narrow64_(width);
-    j.seed = key->seed;
-    j.step = key->step;
-    j.id = key->id;
-    for (i = 0; i < n; i += j.n) {
-        const size_t offset = (unsigned)((key->first_index + i) & 255);
-        j.n = n - i < KOPT_VMATH_TILE_ - offset ? n - i : KOPT_VMATH_TILE_ - offset;
-        j.kind = kind;
-        j.first = key->first_index + i;
-        j.out = (kopt_byte_ *)z;
-        KOPT_KERNEL_(vmath)(&j);
-        j.kind = KOPT_VMATH_LINEAR_;
-        j.in2 = (const kopt_byte_ *)(z + offset);
-        j.out = (kopt_byte_ *)out + i * kopt_bytes_of_(format);
-        KOPT_KERNEL_(vmath)(&j);
-    }
-    kopt_leave_(&environment);
+    j.n = n;
+    j.out = (kopt_byte_ *)out;
+    j.a = kopt_narrow_in_environment_(middle);
+    j.b = kopt_narrow_in_environment_(width);
+    j.key = key;
+    kopt_run_vmath_(&j);
     return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                   kopt_random_key key) {
-    return kopt_draw_(KOPT_VMATH_NORMAL_, out, format, n, mean, deviation, &key);
+    return kopt_draw_(KOPT_VMATH_NORMAL_, out, format, n, mean, deviation, key);
 }
 
 KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
                                    kopt_random_key key) {
     kopt_environment_ environment;
-    kopt_f64_ a, b;
-    double middle, width;
-    if (!kopt_magnitude_at_most_(low, KOPT_3E38_) || !kopt_within_(high, low, KOPT_3E38_)) return KOPT_ERROR_RANGE;
+    double a, b, middle, width;
+    if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
-    a = kopt_mul64_(kopt_to_f64_(low), kopt_to_f64_(0.5));
-    b = kopt_mul64_(kopt_to_f64_(high), kopt_to_f64_(0.5));
-    middle = kopt_to_double_(kopt_add64_(b, a));
-    width = kopt_to_double_(kopt_sub64_(b, a));
+    a = kopt_mul64_(low, 0.5);
+    b = kopt_mul64_(high, 0.5);
+    middle = kopt_add64_(b, a);
+    width = kopt_sub64_(b, a);
     kopt_leave_(&environment);
-    return kopt_draw_(KOPT_VMATH_UNIFORM_, out, format, n, middle, width, &key);
+    return kopt_draw_(KOPT_VMATH_UNIFORM_, out, format, n, middle, width, key);
 }
-
 #endif
 
 /* ---- end of the implementation ---- */
