@@ -138,7 +138,6 @@
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
       made it, and only if it is byte for byte what kopt_save() would write, whoever made its checksum. Equal runs have
       equal bytes in weights and state blocks: a load or another learning rate on the way leaves no trace of its own.
-      kopt_state_seal() and kopt_state_open() seal the state block of one tensor in place.
    9. Every struct has the same layout, whatever macros a file defines and however it packs structs. (-fshort-enums is
       for all files or none.) What a build leaves out does not link, or is refused.
 
@@ -306,11 +305,9 @@ typedef enum KOPT_NODISCARD_ kopt_result {
     KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; 8-bit moments or codes:
                             a range that splits a block of 256                                                    */
     KOPT_ERROR_SIZE,     /* a state block or a buffer is too small, or a checkpoint was cut off                   */
-    KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version; kopt_state_open(): or
-                            not sealed                                                                            */
+    KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version                         */
     KOPT_ERROR_MISMATCH, /* the state block or checkpoint belongs to another optimizer, tensor or shard; or a loss
                             scale to other optimizers: see kopt_scaler_begin_all()                                */
-    KOPT_ERROR_SEALED,   /* the state block is sealed: call kopt_state_open() first                               */
     KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged                                              */
     KOPT_ERROR_OVERLAP,  /* two buffers overlap                                                                   */
     KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; or a part of a tensor is stepped
@@ -995,8 +992,8 @@ typedef enum kopt_slot {
 } kopt_slot;
 
 /* Copies the weights or a moment to out, as n fp32 values: for fp32 checkpoints and for other libraries. out must not
-   overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH and
-   KOPT_ERROR_SEALED are as in kopt_step_range(). */
+   overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SIZE, KOPT_ERROR_STATE and
+   KOPT_ERROR_MISMATCH are as in kopt_step_range(). */
 KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
 
 /* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_WEIGHT also
@@ -1009,53 +1006,18 @@ KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_ten
 KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                          const float *in);
 
-/* Sets a moment, in any moment format, from an 8-bit state of bitsandbytes. codes are n codes of its dynamic map
-   (Dettmers et al. 2022); for averages of squares, of the map without signs. scales has one value per 256 elements:
-   their largest magnitude. Overlap and errors are those of kopt_state_write(), for both arrays. KOPT_WEIGHT is refused
-   with KOPT_ERROR_OPTION. */
-KOPT_API_ KOPT_RESULT_ kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                              const unsigned char *codes, const float *scales);
+/* Reads the 64 bytes of a header, of a state block or of a tensor in a checkpoint, into *opt and *t; either of the two
+   may be NULL. Of *t it sets n, id and first_index only. Of *opt it sets all fields:
 
-/* Prepares the state block of one tensor for saving, in place: stores opt->step and opt->seed in it, converts it to
-   little-endian and adds a checksum (CRC-32). The bytes can then go to a file. Until kopt_state_open(), steps and the
-   functions that read or write state refuse the block with KOPT_ERROR_SEALED. The errors are those of
-   kopt_state_read().
+   - The header of a state block has only what may not change between steps: the rule, the formats, the rounding of
+     weights and the number of moments. lr, seed and step become 0, and a momentum that was above 0 becomes 1.4e-45. The
+     other fields have a default.
+   - The header of a tensor in a checkpoint also has the other roundings, the decay mode, seed and step, and lr,
+     weight_decay, beta1 and beta2 (SGD: momentum and dampening) in fp32.
 
-   To save a model, use kopt_save() (see CHECKPOINTS). A sealed block does not contain the weights, which nothing checks
-   or converts, and blocks of different steps open side by side. */
-KOPT_API_ KOPT_RESULT_ kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t);
-
-/* Makes a sealed block ready for steps again, after loading or right after saving. Call it in place of
-   kopt_state_init(). Load the weights first: t->copy is set to them. It checks the block, then sets opt->step and
-   opt->seed from it, but no other field: set the learning rate and the rest as before. Errors:
-
-   - KOPT_ERROR_SIZE, KOPT_ERROR_CHECKSUM: t->state_size is too small; the block is damaged.
-   - KOPT_ERROR_STATE: it is no state block, or not sealed.
-   - KOPT_ERROR_MISMATCH: it has another n, id or first_index, or was made with another rule, decay mode, format or
-     rounding. StableAdamW, Nesterov, AMSGrad and atan2_outside count as rules. kopt_state_inspect() shows what the
-     block has.
-
-   If there is no block (kopt_state_size() is 0), kopt_state_seal() stores nothing, and kopt_state_open() sets neither
-   opt->step nor opt->seed: save them yourself. */
-KOPT_API_ KOPT_RESULT_ kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t);
-
-/* Reads the header of a block into *opt and *t; either of the two may be NULL. Of *t it sets n, id and first_index
-   only. Of *opt it sets all fields. Those that the header does not have get a default.
-
-   - A sealed block has the rule, formats, roundings, decay mode, seed and step of kopt_state_seal(), and lr,
-     weight_decay, beta1 and beta2 (SGD: momentum and dampening) in fp32. One of version 0.1 lacks these four numbers,
-     the decay mode, moment_rounding and compensation_rounding. They become 0, KOPT_L2 and KOPT_NEAREST.
-   - An open block has only what may not change between steps: the rule, the formats, the rounding of weights and the
-     number of moments. lr, seed and step become 0, for example.
-   - A momentum that is not known, but was above 0, becomes 1.4e-45.
-
-   The checksum is not checked: kopt_state_open() does that. Errors:
-
-   - KOPT_ERROR_SIZE: fewer than 64 bytes.
-   - KOPT_ERROR_STATE: not a state block, or a header that contradicts itself, such as AdamW with one moment. (lr and
-     the other numbers are not judged.)
-   - KOPT_ERROR_BOUNDS: n is too large for a tensor on this machine.
-   - KOPT_ERROR_OPTION: a rule that this build leaves out. */
+   Errors: KOPT_ERROR_SIZE (fewer than 64 bytes); KOPT_ERROR_STATE (no such header, or one that contradicts itself, such
+   as AdamW with one moment; lr and the other numbers are not judged); KOPT_ERROR_BOUNDS (n is too large for a tensor on
+   this machine); KOPT_ERROR_OPTION (a rule that this build leaves out). */
 KOPT_API_ KOPT_RESULT_ kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
@@ -1136,8 +1098,8 @@ KOPT_API_ KOPT_RESULT_ kopt_step_run(const kopt_step *step, const kopt_tensor *t
      only a part of the n elements and t->stable_scale is 0 (with opt.moments_only it may be 0).
    - KOPT_ERROR_BOUNDS: begin > end or end > n. 8-bit moments, 256 of which share a scale: also if begin is no multiple
      of 256, or end is neither a multiple of 256 nor n.
-   - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH, KOPT_ERROR_SEALED: the state block is too small, not
-     initialized, of another optimizer or tensor, or sealed.
+   - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH: the state block is too small, not initialized, or of another
+     optimizer or tensor.
    - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
 KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
@@ -1188,8 +1150,7 @@ KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *te
    memory; bytes after the checkpoint stay as they are. Errors:
 
    - KOPT_ERROR_SIZE: out_size is less than kopt_save_size(), or a state block is too small.
-   - KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH, KOPT_ERROR_SEALED: a state block is not initialized, of another optimizer or
-     tensor, or sealed.
+   - KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH: a state block is not initialized, or of another optimizer or tensor.
    - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in kopt_optimizer_step().
    - those of the fields of kopt_optimizer and kopt_tensor. */
 KOPT_API_ KOPT_RESULT_ kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
@@ -6490,13 +6451,12 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
     case KOPT_ERROR_SIZE: return "a state block or a buffer is too small, or a checkpoint was cut off";
     case KOPT_ERROR_STATE:
-        return "neither a checkpoint nor a state block in this state: not made by kopt_state_init(), not sealed before "
-               "it was saved, of another version, or contradicting itself";
+        return "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or "
+               "contradicting itself";
     case KOPT_ERROR_MISMATCH:
         return "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
                "kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
                "several)";
-    case KOPT_ERROR_SEALED: return "the state block is sealed: open it with kopt_state_open() first";
     case KOPT_ERROR_CHECKSUM: return "the state block or checkpoint is damaged: its checksum is wrong";
     case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
     case KOPT_ERROR_STEP:
@@ -7472,20 +7432,18 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
     return kopt_layout_for_(opt, n).total;
 }
 
-/* The header of a sealed state block. Numbers are little-endian; a field that does not apply is 0.
+/* The header of a tensor in a checkpoint. Numbers are little-endian; a field that does not apply is 0.
      0 "KOPT"     4 version 2    5 rule       6 weight format
      7 rounding + 16 * moment_rounding + 32 * compensation_rounding           8 moment format
      9 number of moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
-    10 sealed    11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)
-    44 CRC-32 of the whole block, computed with 0 in this field
+    10 saved      11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)   44 0 (4)
     48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
-   While a block is open, its header has only what may not change between two steps, so that equal runs have equal
-   bytes: the rounding in byte 7, the number of moments in byte 9, and 0 in bytes 32 to 63. Version 1 has only these
-   parts of bytes 7 and 9 also when sealed; its bytes 48 to 63 are 0.
+   The header of a state block in memory has only what may not change between two steps, so that equal runs have equal
+   bytes: the rounding in byte 7, the number of moments in byte 9, and 0 in bytes 10 and 32 to 63.
 
    The arrays follow: residual[n], then each moment[n] (an 8-bit moment: its codes, then its scales), then for Ranger
    the slow weights[n] and their residual[n]. Zeros pad each array to a multiple of 4 bytes. The arrays have the
-   machine's byte order while the block is open; they are little-endian while it is sealed. */
+   machine's byte order in memory; they are little-endian in a checkpoint. */
 
 /* Stores the low `bytes` bytes of value in little-endian order. */
 static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
@@ -7532,15 +7490,14 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const 
     *moments = (kopt_byte_)byte9;
 }
 
-/* Byte 8 of the header, the moment format. KOPT_Q8 is written as 4: a 3 marks an older block with codes of the dynamic
-   map, which kopt_state_open() converts to KOPT_Q8. */
+/* Byte 8 of the header, the moment format. KOPT_Q8 is written as 4. */
 static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
     return (kopt_byte_)(format == KOPT_Q8 ? 4 : (int)format);
 }
 
-/* Writes the 64 bytes at h: the header of an open block of this optimizer, for a tensor with this id, n and
+/* Writes the 64 bytes at h: the header of a state block of this optimizer, for a tensor with this id, n and
    first_index. */
-static void kopt_make_open_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
+static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
                                    uint64_t first_index) {
     const kopt_state_format_ format = kopt_state_format_of_(opt);
     int i;
@@ -7558,12 +7515,12 @@ static void kopt_make_open_header_(kopt_byte_ *h, const kopt_optimizer *opt, uin
     for (i = 32; i < KOPT_HEADER_; i += 8) kopt_store_le_(h + i, 0, 8);
 }
 
-/* The same with all that a sealed block has beside its checksum: bytes 7, 9, 10 and 32 to 63. */
-static void kopt_make_sealed_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
+/* The same in a checkpoint: with bytes 7, 9, 10 and 32 to 63. */
+static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
                                      uint64_t first_index) {
     const int sgd = opt->rule == KOPT_SGD;
     kopt_environment_ environment;
-    kopt_make_open_header_(h, opt, id, n, first_index);
+    kopt_make_header_(h, opt, id, n, first_index);
     kopt_make_variant_(h + 7, h + 9, opt);
     h[10] = 1;
     kopt_store_le_(h + 32, opt->seed, 8);
@@ -7576,37 +7533,30 @@ static void kopt_make_sealed_header_(kopt_byte_ *h, const kopt_optimizer *opt, u
     kopt_leave_(&environment);
 }
 
-/* Does h look like the header of a state block? Version 1 is valid only while the block is sealed: kopt_state_open()
-   converts it to version 2. */
+/* Does h look like a header? */
 static KOPT_FORCE_INLINE_ int kopt_header_valid_(const kopt_byte_ *h) {
-    return kopt_load_le32_(h) == 0x54504F4Bu && (h[4] == KOPT_BLOCK_VERSION_ || (h[4] == 1 && h[10] == 1)) &&
-           h[10] <= 1 && h[11] == 0;
+    return kopt_load_le32_(h) == 0x54504F4Bu && h[4] == KOPT_BLOCK_VERSION_ && h[10] <= 1 && h[11] == 0;
 }
 
-/* Checks that a block belongs to the optimizer and the tensor, and that it is sealed or open as expected. Of bytes 7
-   and 9 it compares only what determines the layout; kopt_state_open() compares the rest. */
+/* Checks that a block belongs to the optimizer and the tensor. */
 static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, const kopt_state_format_ *format,
-                                                         const kopt_tensor *t, int sealed) {
-    if (!kopt_header_valid_(h)) return KOPT_ERROR_STATE;
-    if (h[5] != (kopt_byte_)format->rule) return KOPT_ERROR_MISMATCH;
-    if (h[6] != (kopt_byte_)format->weight) return KOPT_ERROR_MISMATCH;
-    if ((h[7] & 0xCFu) != (kopt_byte_)format->rounding) return KOPT_ERROR_MISMATCH;
-    if (h[8] != kopt_format_byte_(format->moment) && !(sealed && h[8] == 3 && format->moment == KOPT_Q8))
+                                                         const kopt_tensor *t) {
+    if (!kopt_header_valid_(h) || h[10] != 0) return KOPT_ERROR_STATE;
+    if (h[5] != (kopt_byte_)format->rule || h[6] != (kopt_byte_)format->weight ||
+        h[7] != (kopt_byte_)format->rounding || h[8] != kopt_format_byte_(format->moment) ||
+        h[9] != (kopt_byte_)format->moment_count)
         return KOPT_ERROR_MISMATCH;
-    if ((h[9] & 7u) != (kopt_byte_)format->moment_count) return KOPT_ERROR_MISMATCH;
     if (kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
-    if (kopt_load_le64_(h + 24) != t->first_index) return KOPT_ERROR_MISMATCH;
-    if (sealed != h[10]) return sealed ? KOPT_ERROR_STATE : KOPT_ERROR_SEALED;
-    return KOPT_OK;
+    return kopt_load_le64_(h + 24) == t->first_index ? KOPT_OK : KOPT_ERROR_MISMATCH;
 }
 
 /* Checks the header. Call it before kopt_check_memory_(): an optimizer with other formats expects another size, and
    KOPT_ERROR_MISMATCH explains that better than KOPT_ERROR_SIZE. */
-static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_state_format_ *format, size_t total, int sealed) {
+static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_state_format_ *format, size_t total) {
     if (t->n == 0 || total == 0) return KOPT_OK;
     if (t->state == NULL) return KOPT_ERROR_NULL;
     if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    return kopt_check_header_((const kopt_byte_ *)t->state, format, t, sealed);
+    return kopt_check_header_((const kopt_byte_ *)t->state, format, t);
 }
 
 /* ---- checks of memory ---- */
@@ -7683,8 +7633,8 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_f
     return KOPT_OK;
 }
 
-/* Checks that opt, t and its state block belong together, and that the block is sealed (sealed = 1) or open (0). */
-static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tensor *t, int sealed) {
+/* Checks that opt, t and its state block belong together. */
+static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_result result = kopt_check_options_(opt);
     kopt_layout_ layout;
     kopt_state_format_ format;
@@ -7692,7 +7642,7 @@ static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tenso
     if (result != KOPT_OK) return result;
     format = kopt_state_format_of_(opt);
     kopt_compute_layout_(&layout, &format, t->n);
-    result = kopt_check_block_(t, &format, layout.total, sealed);
+    result = kopt_check_block_(t, &format, layout.total);
     if (result != KOPT_OK) return result;
     return kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), layout.total, 0);
 }
@@ -7798,7 +7748,7 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     weight = (kopt_byte_ *)t->weight;
     state = (kopt_byte_ *)t->state;
     if (layout.total != 0) {
-        kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
+        kopt_make_header_(state, opt, t->id, t->n, t->first_index);
         memset(state + KOPT_HEADER_, 0, layout.total - KOPT_HEADER_);
     }
     if (weights != NULL) {
@@ -7824,7 +7774,7 @@ static int kopt_slot_stores_root_(const kopt_optimizer *opt, kopt_slot slot) {
    of 256 elements if per_block is 1. Of the tensor's memory it may overlap only the gradient. */
 static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const void *values,
                                     size_t bytes, int per_block) {
-    kopt_result result = kopt_check_state_(opt, t, 0);
+    kopt_result result = kopt_check_state_(opt, t);
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
     size_t n;
     if (result != KOPT_OK) return result;
@@ -7940,63 +7890,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
     return KOPT_OK;
 }
 
-/* Decodes one code of the dynamic map (Dettmers et al. 2022; section 6b). The positive values ascend: for each d from 0
-   to 6 the midpoints of 2^d equal parts of [0.1, 1], times 10^(d - 6); then 1. The map of squares has no signs and
-   twice as many parts. */
-static float kopt_dynamic_value_(uint32_t code, int square) {
-    const uint32_t zero = square ? 0 : 127;
-    uint32_t part = (code < zero ? zero - code : code - zero) - 1, parts = square ? 2 : 1;
-    const kopt_f64_ first = kopt_to_f64_(KOPT_DOUBLE_(0.1, 0x3FB99999u, 0x9999999Au));
-    const kopt_f64_ width = kopt_to_f64_(KOPT_DOUBLE_(0.9, 0x3FECCCCCu, 0xCCCCCCCDu));
-    kopt_f64_ shrink = kopt_to_f64_(1e6), x = kopt_to_f64_(1);
-    float value;
-    int d;
-    if (code == zero) return 0;
-    for (d = 0; d < 7 && part >= parts; d++) {
-        part -= parts;
-        parts *= 2;
-        shrink = kopt_div64_(shrink, kopt_to_f64_(10));
-    }
-    if (d < 7) {
-        x = kopt_div64_(kopt_u32_to_f64_(2 * part + 1), kopt_u32_to_f64_(2 * parts));
-        x = kopt_div64_(kopt_add64_(first, kopt_mul64_(width, x)), shrink);
-    }
-    value = kopt_to_float_(x);
-    return code < zero ? kopt_as_f32_(kopt_as_u32_(value) | 0x80000000u) : value;
-}
-
-/* Writes a moment from codes of the dynamic map. Works in place: codes and scales may be those of the moment in the
-   state block. */
-static void kopt_write_dynamic_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                const kopt_byte_ *codes, const kopt_byte_ *scales) {
-    const int square = kopt_is_square_(opt->rule, (int)slot - 1);
-    kopt_environment_ environment;
-    float values[KOPT_BLOCK_];
-    size_t i, k, n;
-    kopt_enter_(&environment);
-    for (i = 0; i < t->n; i += n) {
-        const float scale = kopt_as_f32_(kopt_load32_(scales + i / KOPT_BLOCK_ * 4));
-        n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-        for (k = 0; k < n; k++) {
-            values[k] = kopt_dynamic_value_(codes[i + k], square);
-            KOPT_OPAQUE_FLOAT_(values[k]); /* otherwise -Ofast folds 0 * NaN to 0 */
-            values[k] = kopt_mul_scalar_(values[k], scale);
-        }
-        kopt_write_slot_(opt, t, slot, (const kopt_byte_ *)values, i, i + n);
-    }
-    kopt_leave_(&environment);
-}
-
-KOPT_API_ kopt_result kopt_state_write_codes(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                             const unsigned char *codes, const float *scales) {
-    kopt_result result = kopt_check_slot_(opt, t, slot, codes, 1, 0);
-    if (result == KOPT_OK) result = kopt_check_slot_(opt, t, slot, scales, 4, 1);
-    if (result == KOPT_OK && slot == KOPT_WEIGHT) return KOPT_ERROR_OPTION;
-    if (result == KOPT_OK && t->n != 0) kopt_write_dynamic_(opt, t, slot, codes, (const kopt_byte_ *)scales);
-    return result;
-}
-
-/* ---- state: seal, open and inspect ---- */
+/* ---- checksums, arrays of a state block, and its header ---- */
 
 /* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. In a build with vectors, eight bytes at a time:
    table[k][x] is what the four bits x become after 4 * k more bits, so that 16 lookups do not wait for each other. */
@@ -8045,18 +7939,6 @@ static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
         value = (value >> 4) ^ kopt_crc_table_[value & 15u];
     }
     crc->value = value;
-}
-
-/* The checksum of a state block. Bytes 44 to 47, which hold it, count as 0. */
-static uint32_t kopt_block_checksum_(const kopt_byte_ *block, size_t n) {
-    kopt_byte_ zero[4];
-    kopt_crc_ crc;
-    kopt_store_le_(zero, 0, 4);
-    kopt_crc_begin_(&crc);
-    kopt_crc_add_(&crc, block, 44);
-    kopt_crc_add_(&crc, zero, 4);
-    kopt_crc_add_(&crc, block + 48, n - 48);
-    return ~crc.value;
 }
 
 static int kopt_little_endian_(void) {
@@ -8110,68 +7992,21 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_optimizer 
     return kopt_add_array_(array, state + layout.slow_residual, t->n, residual_bytes);
 }
 
-static void kopt_swap_arrays_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_array_ array[KOPT_ARRAYS_], *a = array, *end = kopt_state_arrays_(array, opt, t);
-    for (; a != end; a++) kopt_swap_(a->at, a->n, a->bytes);
-}
-
-KOPT_API_ kopt_result kopt_state_seal(const kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_result result = kopt_check_state_(opt, t, 0);
-    kopt_byte_ *state;
-    size_t total;
-    if (result != KOPT_OK || t->n == 0) return result;
-    total = kopt_layout_for_(opt, t->n).total;
-    if (total == 0) return KOPT_OK;
-    state = (kopt_byte_ *)t->state;
-    kopt_make_sealed_header_(state, opt, t->id, t->n, t->first_index);
-    kopt_swap_arrays_(opt, t);
-    kopt_store_le_(state + 44, kopt_block_checksum_(state, total), 4);
-    return KOPT_OK;
-}
-
-KOPT_API_ kopt_result kopt_state_open(kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_result result = kopt_check_state_(opt, t, 1);
-    kopt_byte_ *state, rounding, moments;
-    kopt_layout_ layout;
-    size_t total;
-    int i, dynamic;
-    if (result != KOPT_OK || t->n == 0) return result;
-    layout = kopt_layout_for_(opt, t->n);
-    total = layout.total;
-    if (total != 0) {
-        state = (kopt_byte_ *)t->state;
-        kopt_make_variant_(&rounding, &moments, opt);
-        /* Version 1 records only a part of these two bytes; kopt_check_state_() has compared that part. */
-        if (state[4] != 1 && (state[7] != rounding || state[9] != moments)) return KOPT_ERROR_MISMATCH;
-        if (kopt_block_checksum_(state, total) != kopt_load_le32_(state + 44)) return KOPT_ERROR_CHECKSUM;
-        opt->seed = kopt_load_le64_(state + 32);
-        opt->step = kopt_load_le32_(state + 40);
-        dynamic = state[8] == 3;
-        kopt_make_open_header_(state, opt, t->id, t->n, t->first_index);
-        kopt_swap_arrays_(opt, t);
-        for (i = 0; dynamic && i < kopt_moments_(opt); i++)
-            kopt_write_dynamic_(opt, t, (kopt_slot)(i + 1), state + layout.moment[i],
-                                state + layout.moment[i] + layout.scale);
-    }
-    kopt_refresh_copy_(opt, t);
-    return KOPT_OK;
-}
-
 static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from) {
     kopt_copy_noinline_((kopt_byte_ *)to, (const kopt_byte_ *)from, sizeof *to);
 }
 
 /* Makes the optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a
    default of the rule. */
-static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int open) {
+static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
     const kopt_rule rule = (kopt_rule)h[5];
     const int sgd = rule == KOPT_SGD, moments = h[9] & 7;
     kopt_optimizer made = kopt_make_optimizer_(rule, 0, KOPT_L2, 0);
     made.weight_format = (kopt_format)h[6];
     made.rounding = (kopt_rounding)(h[7] & 15);
-    made.moment_format = (kopt_format)(h[8] < 3 ? h[8] : 3);
+    made.moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
     made.amsgrad = rule == KOPT_ADAM && moments == 3;
-    if (!open) {
+    if (saved) {
         made.lr = made.max_lr = kopt_load_number_(h + 48);
         made.weight_decay = kopt_load_number_(h + 52);
         made.decay_mode = (kopt_decay_mode)(h[9] >> 4 & 3);
@@ -8204,17 +8039,17 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     kopt_byte_ rounding, moments;
     kopt_optimizer made;
     size_t n = 0;
-    int i, open;
+    int i, saved;
     if (h == NULL) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
     for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
     if (n != kopt_load_le64_(h + 16) || !kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS; /* for this machine */
     if (h[5] > (int)KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
-    open = h[10] == 0;
-    kopt_optimizer_from_header_(&made, h, open);
+    saved = h[10];
+    kopt_optimizer_from_header_(&made, h, saved);
     kopt_make_variant_(&rounding, &moments, &made);
-    if (open) {
+    if (!saved) {
         rounding &= 15;
         moments &= 7;
     }
@@ -8401,7 +8236,7 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_ste
     if (result != KOPT_OK) return result;
     format = kopt_state_format_of_step_(s);
     kopt_compute_layout_(layout, &format, t->n);
-    result = kopt_check_block_(t, &format, layout->total, 0);
+    result = kopt_check_block_(t, &format, layout->total);
     if (result != KOPT_OK) return result;
     return kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), layout->total, 1);
 }
@@ -8790,13 +8625,13 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
 
 /* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it and one more zero byte
    (4 bytes; without the zero byte, all checkpoints as a whole would have the same CRC-32). The header begins like that
-   of a sealed state block, with these differences:
+   of a tensor (see kopt_make_saved_header_()), with these differences:
      0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)
     44 0 (4)
     48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
        atan2_a, atan2_b, sharpness (binary64)
    168 lookahead (4)           172 maximize + 2 * zero_grad + 4 * moments_only (4)
-   A tensor: the header of its state block, sealed, with 0 as its checksum; the weights; the arrays of its state block.
+   A tensor: its header; the weights; the arrays of its state block.
    Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
 enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
 #define KOPT_SAVE_PIECE_ ((size_t)32768) /* bytes per call of a function of kopt_file */
@@ -8862,11 +8697,11 @@ static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
     if (kopt_load_le32_(zero) != 0) kopt_is_wrong_(s, KOPT_ERROR_STATE);
 }
 
-/* Do two headers, of checkpoints or of sealed state blocks, describe the same thing? a is the one that was read. */
+/* Do two headers, of checkpoints or of tensors, describe the same thing? a is the one that was read. */
 static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *b) {
     int i;
     for (i = 0; i < 12; i++)
-        if ((i < 5 || i > 9) && a[i] != b[i]) return KOPT_ERROR_STATE; /* name, version, sealed */
+        if ((i < 5 || i > 9) && a[i] != b[i]) return KOPT_ERROR_STATE; /* name, version, saved */
     for (i = 5; i < 32; i++)
         if (a[i] != b[i]) return KOPT_ERROR_MISMATCH;
     return KOPT_OK;
@@ -8883,7 +8718,7 @@ static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_opti
                                                   uint64_t bytes) {
     kopt_byte_ *at = h + 48;
     uint32_t flags = opt->maximize != 0;
-    kopt_make_sealed_header_(h, opt, 0, count, bytes);
+    kopt_make_saved_header_(h, opt, 0, count, bytes);
     kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
     h[4] = KOPT_SAVE_VERSION_;
     h[10] = 0;
@@ -8959,7 +8794,7 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     }
     for (i = 0; i < count && s->result == KOPT_OK; i++) {
         const kopt_tensor *t = &tensors[i];
-        kopt_make_sealed_header_(expected, saved, t->id, t->n, t->first_index);
+        kopt_make_saved_header_(expected, saved, t->id, t->n, t->first_index);
         kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : found, KOPT_HEADER_);
         if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
             kopt_is_wrong_(s, kopt_compare_headers_(found, expected));
@@ -9007,7 +8842,7 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
         result = kopt_check_tensor_(t, opt->weight_format);
         if (result != KOPT_OK) return result;
         kopt_compute_layout_(&layout, &format, t->n);
-        if (blocks) result = kopt_check_block_(t, &format, layout.total, 0);
+        if (blocks) result = kopt_check_block_(t, &format, layout.total);
         if (result == KOPT_OK && memory) result = kopt_check_memory_(t, weight_bytes, layout.total, 0);
         if (result == KOPT_OK && memory)
             result = kopt_check_neighbours_(&list, t, weight_bytes, layout.total, 0);
@@ -9104,7 +8939,7 @@ static KOPT_NOINLINE_ void kopt_begin_load_(const kopt_optimizer *opt, const kop
 }
 static KOPT_NOINLINE_ void kopt_end_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
     if (kopt_layout_for_(opt, t->n).total != 0)
-        kopt_make_open_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
+        kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
     kopt_refresh_copy_(opt, t);
 }
 
@@ -9182,7 +9017,7 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
     if (kopt_load_le32_(h) != 0x5641534Bu || h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 ||
         !kopt_header_options_valid_(h))
         return KOPT_ERROR_STATE;
-    kopt_optimizer_from_header_(&made, h, 0);
+    kopt_optimizer_from_header_(&made, h, 1);
     result = kopt_check_save_header_(h, expected, &made);
     if (result != KOPT_OK) return result == KOPT_ERROR_OPTION ? result : KOPT_ERROR_STATE;
     tensors = kopt_load_le64_(h + 16);
