@@ -336,7 +336,7 @@ typedef enum kopt_isa {
     KOPT_ISA_AVX2 = 2,    /* with F16C                                                                                */
     KOPT_ISA_AVX512 = 3,  /* F, BW, DQ and VL                                                                         */
     KOPT_ISA_NEON = 4,    /* of AArch64                                                                               */
-    KOPT_ISA_SIMD128 = 5, /* of WebAssembly (with -msimd128), and of POWER8 and later (ppc64le)                       */
+    KOPT_ISA_SIMD128 = 5, /* of WebAssembly (with -msimd128)                                            */
     KOPT_ISA_COUNT = 6    /* the number of instruction sets                                                           */
 } kopt_isa;
 
@@ -500,8 +500,7 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #define KOPT_REGISTER_ "w"
 #elif defined(__arm__) && defined(__ARM_FP)
 #define KOPT_REGISTER_ "t"
-#elif defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || \
-    (defined(__powerpc__) && !defined(_SOFT_FLOAT))
+#elif defined(__riscv_flen)
 #define KOPT_REGISTER_ "f"
 #elif defined(__i386__) || defined(__wasm__)
 #define KOPT_REGISTER_ "m"
@@ -1583,7 +1582,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
    none. Where the flags of the compiler promise AVX2 or AVX-512, the sets below it would never be chosen, and are left
    out. tcc, nvcc and unknown compilers get scalar code only. The vocabulary of KOPT_SIMD128_ needs a little-endian
    machine and, with gcc, version 12. */
-#if defined(KAHAN_OPT_NO_SIMD) || defined(__TINYC__) || defined(__CUDACC__)
+#if defined(KAHAN_OPT_NO_SIMD) || defined(__CUDACC__)
 #elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
 #if defined(KAHAN_OPT_ALL_ISAS) || !defined(__AVX2__)
@@ -1629,7 +1628,6 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #undef _IMMINTRIN_H_INCLUDED
 #else
 #include <immintrin.h>
-#endif
 #ifndef KOPT_GNU_
 #include <intrin.h>
 #elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* here <immintrin.h> leaves these out */
@@ -1643,6 +1641,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #include <avx512vlintrin.h>
 #include <avx512vlbwintrin.h>
 #include <avx512vldqintrin.h>
+#endif
 #endif
 #elif defined(KOPT_NEON_)
 #include <arm_neon.h>
@@ -1804,127 +1803,30 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_
 
 /* ---- MEMORY ------------------------------------------------------------------------------------------------------ */
 
-/* Hides the value of an integer from the compiler, which then cannot replace a loop by a call of memcpy or memset. */
-#ifdef KOPT_GNU_
-#define KOPT_OPAQUE_(x) __asm__("" : "+r"(x))
-#else
-#define KOPT_OPAQUE_(x) ((void)0)
-#endif
-
-#ifdef KOPT_GNU_
-typedef uint16_t kopt_unaligned16_ __attribute__((__aligned__(1), __may_alias__));
-typedef uint32_t kopt_unaligned32_ __attribute__((__aligned__(1), __may_alias__));
-#if defined(KOPT_NEON_) || (defined(KOPT_X86_) && defined(__SSE2__))
+#if defined(KOPT_GNU_) && (defined(KOPT_NEON_) || (defined(KOPT_X86_) && defined(__SSE2__)))
 #define KOPT_VECTORS16_ 1 /* little-endian, with 16-byte vectors and an instruction that counts leading zeros */
-typedef uint64_t kopt_unaligned64_ __attribute__((__aligned__(1), __may_alias__));
-typedef uint32_t kopt_unaligned128_ __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-#endif
 #endif
 
-/* Copies size bytes. On x86 and NEON, which allow unaligned access and where code size matters little, it copies wide
-   pieces, because each step copies a kopt_step, and a job for each tensor. */
-#ifdef KOPT_VECTORS16_
-KOPT_INLINE_ void kopt_copy64_(kopt_byte_ *to, const kopt_byte_ *from) {
-    const kopt_unaligned128_ *const in = (const kopt_unaligned128_ *)from;
-    kopt_unaligned128_ *const out = (kopt_unaligned128_ *)to, a = in[0], b = in[1], c = in[2], d = in[3];
-    __asm__("" : "+" KOPT_REGISTER_(a), "+" KOPT_REGISTER_(b), "+" KOPT_REGISTER_(c), "+" KOPT_REGISTER_(d));
-    out[0] = a;
-    out[1] = b;
-    out[2] = c;
-    out[3] = d;
-}
-#endif
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ void kopt_copy_(kopt_byte_ *to, const kopt_byte_ *from, size_t size) {
-#ifdef KOPT_VECTORS16_
-    for (; size >= 128; size -= 128, to += 128, from += 128) { /* for a constant size no loop is left */
-        kopt_copy64_(to, from);
-        kopt_copy64_(to + 64, from + 64);
-    }
-    for (; size >= 64; size -= 64, to += 64, from += 64) kopt_copy64_(to, from);
-    for (; size >= 8; size -= 8, to += 8, from += 8) {
-        uint64_t piece = *(const kopt_unaligned64_ *)from;
-        KOPT_OPAQUE_(piece);
-        *(kopt_unaligned64_ *)to = piece;
-    }
-#endif
-#if defined(KOPT_GNU_) && defined(KOPT_VECTOR_CODE_)
-    for (; size >= 4; size -= 4, to += 4, from += 4) {
-        uint32_t piece = *(const kopt_unaligned32_ *)from;
-        KOPT_OPAQUE_(piece);
-        *(kopt_unaligned32_ *)to = piece;
-    }
-#endif
-    for (; size > 0; size--, to++) {
-        uint32_t octet = *from++;
-        KOPT_OPAQUE_(octet);
-        *to = (kopt_byte_)octet;
-    }
-}
-
-/* Loads and stores at any alignment: one instruction where the machine allows it, never a call of memcpy. */
-#ifdef KOPT_GNU_
-KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) { return *(const kopt_unaligned16_ *)p; }
-KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) { return *(const kopt_unaligned32_ *)p; }
-KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t x) { *(kopt_unaligned16_ *)p = (uint16_t)x; }
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { *(kopt_unaligned32_ *)p = x; }
-#else
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
     uint16_t x;
-    kopt_copy_((kopt_byte_ *)&x, p, 2);
+    memcpy(&x, p, 2);
     return x;
 }
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) {
     uint32_t x;
-    kopt_copy_((kopt_byte_ *)&x, p, 4);
+    memcpy(&x, p, 4);
     return x;
 }
 KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
     const uint16_t x = (uint16_t)value;
-    kopt_copy_(p, (const kopt_byte_ *)&x, 2);
+    memcpy(p, &x, 2);
 }
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { kopt_copy_(p, (const kopt_byte_ *)&x, 4); }
-#endif
-
-static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_noinline_(kopt_byte_ *to, const kopt_byte_ *from,
-                                                                              size_t size) {
-    kopt_copy_(to, from, size);
-}
-
-/* Copies a job into a local variable, which no store through the pointers of the job can change. Not an assignment:
-   some compilers turn it into a call of memcpy. */
-KOPT_INLINE_ const kopt_job_ *kopt_copy_job_(kopt_job_ *to, const kopt_job_ *from) {
-    kopt_copy_((kopt_byte_ *)to, (const kopt_byte_ *)from, sizeof *to);
-    return to;
-}
-
-/* Writes size zeros. Not with SSE: after AVX code, gcc calls this function without a vzeroupper, and on some processors
-   the first instruction of SSE would then take hundreds of cycles. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_zero_(kopt_byte_ *p, size_t size) {
-#ifdef KOPT_VECTORS16_
-    for (; size >= 8; size -= 8, p += 8) {
-        uint64_t zero = 0;
-        KOPT_OPAQUE_(zero);
-        *(kopt_unaligned64_ *)p = zero;
-    }
-#endif
-#if defined(KOPT_GNU_) && defined(KOPT_VECTOR_CODE_)
-    for (; size >= 4; size -= 4, p += 4) {
-        uint32_t zero = 0;
-        KOPT_OPAQUE_(zero);
-        kopt_store32_(p, zero);
-    }
-#endif
-    for (; size > 0; size--) {
-        KOPT_OPAQUE_(p); /* otherwise a compiler may turn the loop into a call of memset */
-        *p++ = 0;
-    }
-}
-
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { memcpy(p, &x, 4); }
 /* Fills the `room` bytes of part with size bytes from p and then zeros: size <= room. Returns part. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
                                                                        const kopt_byte_ *p, size_t size) {
-    kopt_zero_(part, room);
-    kopt_copy_(part, p, size);
+    memset(part, 0, room);
+    memcpy(part, p, size);
     return part;
 }
 
@@ -2265,7 +2167,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(
 
 /* Copies a norm and propagates the carries of the copy. Not an assignment, which would call memcpy. */
 static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
-    kopt_copy_noinline_((kopt_byte_ *)to, (const kopt_byte_ *)from, sizeof *to);
+    *to = *from;
     kopt_norm_carry_(to);
 }
 
@@ -2528,11 +2430,13 @@ typedef struct kopt_tile_ {
     kopt_kind_ kind;
     int is_loaded, prefetches;
     size_t apart;
+    void (*direction)(struct kopt_tile_ *), (*commit)(struct kopt_tile_ *); /* the functions of its stages */
     float *moment[4];    /* buffered moments, means of squares as their roots */
     uint32_t largest[4]; /* their largest magnitudes after the step, as fp32 bits */
 } kopt_tile_;
 
 /* What the loop over tiles calls of an instruction set. */
+typedef void kopt_stage_(kopt_tile_ *);
 typedef struct kopt_stages_ {
     size_t pair;  /* elements of a pair of vectors */
     int even_odd; /* with bf16 weights x, w and compensation have the even elements of each pair before the odd ones */
@@ -2541,10 +2445,10 @@ typedef struct kopt_stages_ {
     void (*encode)(kopt_byte_ *, kopt_byte_ *, const float *, uint32_t, int, int, kopt_rounding,
                    const kopt_random_tile_ *, size_t);
     void (*load_weights)(kopt_tile_ *);
-    void (*direction)(kopt_tile_ *);
+    int (*find)(const kopt_kind_ *, kopt_stage_ **, kopt_stage_ **);
     void (*update)(kopt_tile_ *);
-    void (*commit)(kopt_tile_ *);
     void (*convert)(const kopt_conversion_ *);
+    const struct kopt_stages_ *other; /* what steps the kinds that find() does not know */
 } kopt_stages_;
 
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
@@ -2909,6 +2813,7 @@ typedef __m256i vu32_, vmask_;
 #define LANES_ ((size_t)16)
 #ifdef KOPT_AVX2_ /* saves code */
 #define TOOLS_ISA_ avx2
+#define STAGES_ISA_ avx2
 #define CONVERT_ISA_ avx2
 #endif
 #define MASKED_SUB_ 1
@@ -3310,10 +3215,8 @@ FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
     return vcvt_f32_f16(half);
 }
 
-/* ---- simd128, WebAssembly and POWER8: 4 lanes ---- */
+/* ---- simd128, WebAssembly: 4 lanes ---- */
 
-/* The vectors of GNU C. What differs between the two machines comes first. No branch at run time: the compiler's target
-   says whether the machine has them. */
 #elif KOPT_PASS_ == KOPT_PASS_SIMD128_
 #define ISA_ simd128
 #define ISA_TARGET_
@@ -3339,10 +3242,9 @@ FN_ vu32_ isplat_(uint32_t a) {
     return r;
 }
 FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    KOPT_OPAQUE_(a);
+    __asm__("" : "+r"(a));
     return isplat_(a);
 }
-#ifdef __wasm__
 /* No empty asm: clang 19 crashes on a vector as operand. Instead, an exclusive or with 0 that looks like a number. */
 FN_ vf32_ K_(opaque)(vf32_ r) { return (vf32_)(WORDS_(r) ^ isplat_hoisted_(0)); }
 FN_ vf32_ div_(vf32_ a, vf32_ b) { /* the divisor depends on a: no reciprocal serves two divisions */
@@ -3358,41 +3260,7 @@ FN_ vu32_ K_(eq16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) == AS_(i16, b))
 #define WIDE_(a, i, j) __builtin_convertvector(__builtin_shufflevector(a, a, i, j), K_(u64))
 FN_ vu32_ K_(products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 0, 1) * WIDE_(b, 0, 1)); } /* of lanes 0 and 1 */
 FN_ vu32_ K_(other_products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 2, 3) * WIDE_(b, 2, 3)); }
-#define JOIN_PRODUCTS_(a, b, half) __builtin_shufflevector(a, b, 0 + (half), 2 + (half), 4 + (half), 6 + (half))
-#else
-FN_ vf32_ K_(opaque)(vf32_ r) {
-    __asm__("" : "+wa"(r));
-    return r;
-}
-FN_ vf32_ div_(vf32_ a, vf32_ b) {
-    __asm__("xvdivsp %x0, %x0, %x1" : "+wa"(a) : "wa"(b));
-    return a;
-}
-FN_ vf32_ sqrt_(vf32_ a) {
-    __asm__("xvsqrtsp %x0, %x0" : "+wa"(a));
-    return a;
-}
-FN_ vf32_ K_(integer)(vf32_ a) {
-    __asm__("xvrspic %x0, %x0" : "+wa"(a));
-    return a;
-}
-FN_ int any_true_(vmask_ a) { return (AS_(u64, a)[0] | AS_(u64, a)[1]) != 0; }
-/* Assembly also for comparisons: clang warns that it may give those of C another meaning on this machine. */
-#define OPERATION_(name, instruction)                          \
-    FN_ vu32_ name(vu32_ a, vu32_ b) {                         \
-        __asm__(instruction " %0, %0, %1" : "+v"(a) : "v"(b)); \
-        return a;                                              \
-    }
-OPERATION_(igt_, "vcmpgtsw")
-OPERATION_(ieq_, "vcmpequw")
-OPERATION_(K_(gt16), "vcmpgtsh")
-OPERATION_(K_(eq16), "vcmpequh")
-OPERATION_(K_(products), "vmulouw")       /* of lanes 0 and 2 */
-OPERATION_(K_(other_products), "vmuleuw") /* of lanes 1 and 3 */
-#define JOIN_PRODUCTS_(a, b, half) __builtin_shufflevector(a, b, 0 + (half), 4 + (half), 2 + (half), 6 + (half))
-#endif
-
-FN_ vf32_ splat_(float x) { return (vf32_)(isplat_(kopt_as_u32_(x))); }
+FN_ vf32_ splat_(float x) { return (vf32_)isplat_(kopt_as_u32_(x)); }
 FN_ vf32_ add_(vf32_ a, vf32_ b) { return K_(opaque)(a + b); }
 FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
 FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
@@ -3405,8 +3273,8 @@ FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
 FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     const vu32_ factor = isplat_(b), x = K_(products)(a, factor), y = K_(other_products)(a, factor);
-    *low = JOIN_PRODUCTS_(x, y, 0);
-    *high = JOIN_PRODUCTS_(x, y, 1);
+    *low = __builtin_shufflevector(x, y, 0, 2, 4, 6);
+    *high = __builtin_shufflevector(x, y, 1, 3, 5, 7);
 }
 FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
     sum[0] = WORDS_(AS_(u64, sum[0]) + AS_(u64, K_(products)(a, b)));
@@ -3573,7 +3441,7 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
     k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* a factor of 1 changes no number */
-    k.use_l2 = kopt_as_u32_(s->l2) << 1 != 0;     /* neither 0 nor -0 */
+    k.use_l2 = kopt_as_u32_(s->l2) << 1 != 0;                                /* neither 0 nor -0 */
     k.use_decay = kopt_as_u32_(decay) << 1 != 0;
     k.zero_grad = s->zero_grad;
     k.moments_only = s->moments_only;
@@ -3619,7 +3487,7 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
     else
         store8_(to, a);
 #else
-    if (n < LANES_) kopt_copy_noinline_(p, part, n * size);
+    if (n < LANES_) memcpy(p, part, n * size);
 #endif
 }
 #endif
@@ -3643,8 +3511,6 @@ FN_ void K_(philox_words)(vu32_ x[4], const kopt_philox_key_ *c, uint32_t block_
     vu32_ key0 = c->key[0], key1 = c->key[1], x0 = block_low, x1 = block_high + c->stream, x2 = c->step, x3 = c->id;
     vu32_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
     int round;
-    KOPT_OPAQUE_(add0); /* keeps the constants in registers: no immediate operands in each round */
-    KOPT_OPAQUE_(add1);
     for (round = 0; round < 7; round++, key0 += add0, key1 += add1) {
         mulhilo_(x0, 0xD2511F53u, &high0, &low0);
         mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);
@@ -3995,8 +3861,8 @@ FN_ vu32_ K_(flush_bf16)(vu32_ u, kopt_format format) { return format == KOPT_BF
 ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu32_ r) {
     vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, NULL); /* shared with round_stochastic */
     u = how == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, NULL)
-        : format == KOPT_FP16                    ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
-                                                 : u + 0x7FFFu + ((u >> 16) & 1u);
+        : format == KOPT_FP16  ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
+                               : u + 0x7FFFu + ((u >> 16) & 1u);
     return K_(flush_bf16)(u, format);
 }
 #undef ROUND_
@@ -4069,8 +3935,11 @@ FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
     const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
     const vf32_ r = add_(r0, c), r_error = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
     const vf32_ p =
-        add_(mul_(mul_(r, r), horner_(r, 0.5f, horner_(r, 0.166666672f, horner_(r, 0.0416664518f,
-            horner_(r, 0.00833319779f, horner_(r, 0.00139361445f, splat_(0.000199533533f))))))),
+        add_(mul_(mul_(r, r), horner_(r, 0.5f,
+                                      horner_(r, 0.166666672f,
+                                              horner_(r, 0.0416664518f,
+                                                      horner_(r, 0.00833319779f,
+                                                              horner_(r, 0.00139361445f, splat_(0.000199533533f))))))),
              r_error);
     const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
     /* 2^k as two factors, so that a subnormal result is rounded only once. */
@@ -4091,8 +3960,8 @@ FN_ vf32_ K_(vmath_log)(vf32_ x) {
     const vf32_ k = convert_f32_(isub_(shr_(u, 23), select_(tiny, isplat_(127 + 23), isplat_(127))));
     const vf32_ s = div_(f, add_(splat_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), splat_(0.5f));
     const vf32_ r = sub_(
-        mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f, horner_(z, 0.400008112f,
-            horner_(z, 0.285134971f, splat_(0.239589244f))))))),
+        mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f,
+                                           horner_(z, 0.400008112f, horner_(z, 0.285134971f, splat_(0.239589244f))))))),
         half);
     const vf32_ a = mul_(k, splat_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
     vf32_ y = add_(high, add_(low, add_(mul_(k, splat_(-0.000212194440f)), r)));
@@ -4107,9 +3976,12 @@ FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
                 q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
     const vf32_ below =
         add_(a, mul_(mul_(a, z),
-                     horner_(z, -0.333333313f, horner_(z, 0.133332387f, horner_(z, -0.0539542474f,
-            horner_(z, 0.0217733867f, horner_(z, -0.00850884989f,
-            horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
+                     horner_(z, -0.333333313f,
+                             horner_(z, 0.133332387f,
+                                     horner_(z, -0.0539542474f,
+                                             horner_(z, 0.0217733867f,
+                                                     horner_(z, -0.00850884989f,
+                                                             horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
     /* 1 + q = d + d_error; 2 q / (1 + q) = w - correction = w - w d_error / d, with 1 / d = 1 - w / 2. */
     const vf32_ d = add_(one, q), d_error = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d);
     const vf32_ high = sub_(one, w), correction = mul_(mul_(w, d_error), sub_(one, mul_(w, splat_(0.5f))));
@@ -4121,19 +3993,35 @@ FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
 /* erf(x) = x + x P(x^2) for 0 <= x < 1. */
 FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
     const vf32_ z = mul_(x, x);
-    return add_(x, mul_(x, horner_(z, 0.128379166f, horner_(z, -0.376126349f, horner_(z, 0.112837434f,
-        horner_(z, -0.0268635508f, horner_(z, 0.00521640619f, horner_(z, -0.000842323236f,
-            horner_(z, 0.000108587818f, splat_(-8.57798841e-06f))))))))));
+    return add_(x, mul_(x, horner_(z, 0.128379166f,
+                                   horner_(z, -0.376126349f,
+                                           horner_(z, 0.112837434f,
+                                                   horner_(z, -0.0268635508f,
+                                                           horner_(z, 0.00521640619f,
+                                                                   horner_(z, -0.000842323236f,
+                                                                           horner_(z, 0.000108587818f,
+                                                                                   splat_(-8.57798841e-06f))))))))));
 }
 
 /* erfcx(y) = e^(y^2) erfc(y) = P(t) / (1 + 2 y) with t = (y - 2) / (y + 2), for 0 <= y < 10.9. */
 FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
     const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
     return div_(
-        horner_(t, 1.27697837f, horner_(t, -0.0927638113f, horner_(t, -0.166030198f, horner_(t, 0.164050832f,
-            horner_(t, -0.0542211086f, horner_(t, -0.00802993868f, horner_(t, 0.00872326922f,
-            horner_(t, 0.00125348219f, horner_(t, -0.00144877564f, horner_(t, -0.000410605775f,
-            horner_(t, 0.000190243765f, splat_(9.18475271e-05f)))))))))))),
+        horner_(
+            t, 1.27697837f,
+            horner_(
+                t, -0.0927638113f,
+                horner_(
+                    t, -0.166030198f,
+                    horner_(t, 0.164050832f,
+                            horner_(t, -0.0542211086f,
+                                    horner_(t, -0.00802993868f,
+                                            horner_(t, 0.00872326922f,
+                                                    horner_(t, 0.00125348219f,
+                                                            horner_(t, -0.00144877564f,
+                                                                    horner_(t, -0.000410605775f,
+                                                                            horner_(t, 0.000190243765f,
+                                                                                    splat_(9.18475271e-05f)))))))))))),
         add_(splat_(1.0f), mul_(two, y)));
 }
 
@@ -4174,10 +4062,20 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     q = add_(
         q,
         mul_(mul_(q, z),
-             horner_(z, -0.333333313f, horner_(z, 0.199998975f, horner_(z, -0.14283745f,
-            horner_(z, 0.110914007f, horner_(z, -0.0897195861f, horner_(z, 0.0722251087f,
-            horner_(z, -0.0538603701f, horner_(z, 0.0337226987f, horner_(z, -0.0157589912f,
-            horner_(z, 0.004706142f, splat_(-0.000659056939f)))))))))))));
+             horner_(
+                 z, -0.333333313f,
+                 horner_(
+                     z, 0.199998975f,
+                     horner_(
+                         z, -0.14283745f,
+                         horner_(z, 0.110914007f,
+                                 horner_(z, -0.0897195861f,
+                                         horner_(z, 0.0722251087f,
+                                                 horner_(z, -0.0538603701f,
+                                                         horner_(z, 0.0337226987f,
+                                                                 horner_(z, -0.0157589912f,
+                                                                         horner_(z, 0.004706142f,
+                                                                                 splat_(-0.000659056939f)))))))))))));
     q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* |y| = |x|: pi/4, also if both are infinite */
     q = blend_(ieq_(largest, zero), as_f32_(zero), q);        /* both are 0 */
     /* high + low is pi/2, 0 or pi */
@@ -4193,11 +4091,13 @@ FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
     const vf32_ z = mul_(f, f);
     *cosine =
         add_(splat_(1.0f),
-             mul_(z, horner_(z, -4.93480206f, horner_(z, 4.05869341f, horner_(z, -1.33446038f,
-            horner_(z, 0.221272752f, splat_(0.0610933602f)))))));
+             mul_(z, horner_(z, -4.93480206f,
+                             horner_(z, 4.05869341f,
+                                     horner_(z, -1.33446038f, horner_(z, 0.221272752f, splat_(0.0610933602f)))))));
     return sub_(mul_(f, splat_(4.0f)),
-                mul_(f, horner_(z, 0.858407319f, horner_(z, 5.16771889f, horner_(z, -2.55051947f,
-            horner_(z, 0.606866181f, splat_(-0.135735944f)))))));
+                mul_(f, horner_(z, 0.858407319f,
+                                horner_(z, 5.16771889f,
+                                        horner_(z, -2.55051947f, horner_(z, 0.606866181f, splat_(-0.135735944f)))))));
 }
 
 /* Returns sin(pi x); *cosine becomes cos(pi x). x = n/2 + f exactly, with |f| <= 1/4: n modulo 4 decides which of the
@@ -4851,9 +4751,9 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, 0);
 #else
     for (i = begin; i < end; i++)
-        K_(step_element)(j, kind, &k, i,
-                         random ? K_(random_at)(words, &cipher, (j->first + i), i == begin) : 0,
-                         KOPT_ALL_STAGES_, NULL);
+        K_(step_element)
+        (j, kind, &k, i, random ? K_(random_at)(words, &cipher, (j->first + i), i == begin) : 0, KOPT_ALL_STAGES_,
+         NULL);
 #endif
 }
 #else                           /* vectors */
@@ -5214,8 +5114,8 @@ FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_
 
 /* Makes the random numbers of the n elements from this global index on. fresh: r does not hold the words of their span
    yet. alone: no later tile uses these words. Then, if the n elements lie in one group, only their words are made. */
-NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, uint64_t index,
-                                       size_t n, int fresh, int alone) {
+NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, uint64_t index, size_t n,
+                                       int fresh, int alone) {
     const size_t offset = (unsigned)(index % KOPT_RANDOM_GROUP_);
     const int partial = alone && offset + n <= KOPT_RANDOM_GROUP_;
     const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
@@ -5314,7 +5214,7 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const float *buffer, vf32_ invers
         K_(encode_pair)(n - i < PAIR_ ? part : code + i, buffer, inverse, square, number, &c);
         buffer += PAIR_;
     }
-    if (n % PAIR_ != 0) kopt_copy_noinline_(code + n / PAIR_ * PAIR_, part, n % PAIR_);
+    if (n % PAIR_ != 0) memcpy(code + n / PAIR_ * PAIR_, part, n % PAIR_);
 }
 
 /* Encodes n elements of one block and stores its scale. largest: the largest magnitude of these elements, as fp32
@@ -5325,7 +5225,7 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const fl
     const uint32_t scale_bits = kopt_scale_q8_(largest, square);
     kopt_store32_(scale, scale_bits);
     if (kopt_codes_are_zero_(scale_bits)) {
-        kopt_zero_(code, n);
+        memset(code, 0, n);
         return;
     }
     if (rounding == KOPT_NEAREST) r = NULL;
@@ -5404,7 +5304,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     }
 }
 
-/* ---- functions of the stages, and their dispatch ---- */
+/* ---- functions of the stages ---- */
 
 /* Each line of DIRECTIONS_ and COMMITS_ makes one function of a stage, K_(name), with the values of the line as
    constants:
@@ -5412,47 +5312,26 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
        DIRECTIONS_    LINE_(name, rule, other rule, number of moments, format of the moments)
        COMMITS_       LINE_(name, format of the weights, rounding, other rounding)
 
-   A function for two rules or roundings asks for each vector which one it has; if there is only one, it stands twice.
-   As a rule, a number of moments or a rounding, ANY_ matches every value, which is then tested at run time. As the
-   format of the moments it stands for fp32, in memory or in the buffers of 8-bit moments; KOPT_Q8 stands for these
-   buffers alone. The first line that matches a step is taken. A step without a line goes to scalar code. */
+   A line may serve two rules or roundings, told apart by a test per vector; a line for one names it twice. As a rule, a
+   number of moments or a rounding, ANY_ matches every value, which is then tested at run time. As the format of the
+   moments it stands for fp32, in memory or in the buffers of 8-bit moments; KOPT_Q8 stands for these buffers alone. The
+   first line that matches a step is taken. A step that lacks a line is stepped by STAGES_ISA_, with the same bits. */
 #define ANY_ 99
 /* clang-format off */
-#ifdef SPECIALIZED_
-#ifdef KAHAN_OPT_VMATH
-#define DIRECTIONS_ATAN2_(LINE_) \
-    LINE_(direction_atan2_bf16, KOPT_ADAM_ATAN2, KOPT_ADAM_ATAN2, 2, KOPT_BF16) \
-    LINE_(direction_atan2_fp16, KOPT_ADAM_ATAN2, KOPT_ADAM_ATAN2, 2, KOPT_FP16) \
-    LINE_(direction_atan2, KOPT_ADAM_ATAN2, KOPT_ADAM_ATAN2, 2, ANY_)
-#else
-#define DIRECTIONS_ATAN2_(LINE_)
-#endif
+#define COMMITS_F32_BF16_(LINE_) \
+    LINE_(commit_f32, KOPT_F32, ANY_, ANY_) \
+    LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN, KOPT_KAHAN) \
+    LINE_(commit_bf16_nearest_stochastic, KOPT_BF16, KOPT_NEAREST, KOPT_STOCHASTIC) \
+    LINE_(commit_bf16_compact_exact, KOPT_BF16, KOPT_COMPACT, KOPT_EXACT)
+#ifdef STAGES_ISA_ /* AVX-512 beside AVX2: what is used most */
 #define DIRECTIONS_(LINE_) \
-    LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
-    LINE_(direction_momentum_lion_bf16, KOPT_SGD, KOPT_LION, 1, KOPT_BF16) \
-    LINE_(direction_amsgrad_bf16, KOPT_ADAM, KOPT_ADAM, 3, KOPT_BF16) \
-    LINE_(direction_adan_bf16, KOPT_ADAN, KOPT_ADAN, 4, KOPT_BF16) \
-    LINE_(direction_adam_fp16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_FP16) \
-    LINE_(direction_momentum_lion_fp16, KOPT_SGD, KOPT_LION, 1, KOPT_FP16) \
-    LINE_(direction_amsgrad_adan_fp16, KOPT_ADAM, KOPT_ADAN, ANY_, KOPT_FP16) \
     LINE_(direction_adam_f32, KOPT_ADAM, KOPT_ADAM, 2, KOPT_F32) \
     LINE_(direction_adam_buffered, KOPT_ADAM, KOPT_ADAM, 2, KOPT_Q8) \
-    LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32) \
-    LINE_(direction_ema, KOPT_EMA, KOPT_EMA, 0, KOPT_F32) \
-    LINE_(direction_momentum_lion, KOPT_SGD, KOPT_LION, 1, ANY_) \
-    LINE_(direction_amsgrad_adan, KOPT_ADAM, KOPT_ADAN, ANY_, ANY_) \
-    DIRECTIONS_ATAN2_(LINE_)
-#define COMMITS_(LINE_) \
-    LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN, KOPT_KAHAN) \
-    LINE_(commit_bf16_stochastic, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC) \
-    LINE_(commit_bf16_nearest, KOPT_BF16, KOPT_NEAREST, KOPT_NEAREST) \
-    LINE_(commit_bf16_compact_exact, KOPT_BF16, KOPT_COMPACT, KOPT_EXACT) \
-    LINE_(commit_fp16_kahan, KOPT_FP16, KOPT_KAHAN, KOPT_KAHAN) \
-    LINE_(commit_fp16_nearest_stochastic, KOPT_FP16, KOPT_NEAREST, KOPT_STOCHASTIC) \
-    LINE_(commit_fp16_compact, KOPT_FP16, KOPT_COMPACT, KOPT_COMPACT) \
-    LINE_(commit_fp16_exact, KOPT_FP16, KOPT_EXACT, KOPT_EXACT) \
-    LINE_(commit_f32, KOPT_F32, ANY_, ANY_)
-#else /* without SPECIALIZED_ (SSE2): small code rather than fast code */
+    LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
+    LINE_(direction_momentum_lion_bf16, KOPT_SGD, KOPT_LION, 1, KOPT_BF16) \
+    LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32)
+#define COMMITS_ COMMITS_F32_BF16_
+#else
 #define DIRECTIONS_(LINE_) \
     LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
     LINE_(direction_momentum_lion_bf16, KOPT_SGD, KOPT_LION, 1, KOPT_BF16) \
@@ -5463,18 +5342,13 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(direction_ema, KOPT_EMA, KOPT_EMA, 0, KOPT_F32) \
     LINE_(direction_momentum_lion_f32, KOPT_SGD, KOPT_LION, 1, KOPT_F32) \
     LINE_(direction_any, ANY_, ANY_, ANY_, ANY_)
-#define COMMITS_(LINE_) \
-    LINE_(commit_bf16, KOPT_BF16, ANY_, ANY_) \
-    LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_) \
-    LINE_(commit_f32, KOPT_F32, ANY_, ANY_)
+#define COMMITS_(LINE_) COMMITS_F32_BF16_(LINE_) LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_)
 #endif
 /* clang-format on */
 
 #define MATCHES_(value, first, second) ((first) == ANY_ || (int)(value) == (first) || (int)(value) == (second))
-#define COUNT_MATCHES_(line_moments) ((line_moments) == ANY_ || MOMENTS_ == (line_moments))
-#define FORMAT_MATCHES_(line_format, format)                             \
-    ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 \
-                           : ((int)(format)) == (line_format))
+#define FORMAT_MATCHES_(line_format, format) \
+    ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : (int)(format) == (line_format))
 
 /* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) {
@@ -5485,7 +5359,7 @@ FN_ int K_(one_of)(int value, int first, int second) {
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
         kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                              \
-        kind.rule = ((kopt_rule)(K_(one_of)(((int)(kind.rule)), line_rule, other_rule)));                         \
+        kind.rule = (kopt_rule)K_(one_of)((int)kind.rule, line_rule, other_rule);                                 \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
         kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
@@ -5493,70 +5367,33 @@ FN_ int K_(one_of)(int value, int first, int second) {
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-
-/* Without a line for each format, a rule or rounding does not compile. RAdam and Ranger are stepped as Adam; EMA has no
-   moments. */
-#define BIT_OF_(value) ((value) == ANY_ ? ~0u : 1u << (value) % 32)
-#define BITS_IF_(condition, first, second) | ((condition) ? BIT_OF_(first) | BIT_OF_(second) : 0u)
-#define F32_RULES_(name, first, second, moments, format) BITS_IF_((format) % ANY_ == KOPT_F32, first, second)
-#define BF16_RULES_(name, first, second, moments, format) BITS_IF_((format) == KOPT_BF16, first, second)
-#define FP16_RULES_(name, first, second, moments, format) BITS_IF_((format) == KOPT_FP16, first, second)
-#define BF16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_BF16, first, second)
-#define FP16_ROUNDINGS_(name, format, first, second) BITS_IF_((format) == KOPT_FP16, first, second)
-#define HAVE_LINES_(last, set) ((~(set) & ((2u << (last)) - 1u)) == 0 ? 1 : -1)
-#define NEED_NO_LINE_ ((1u << KOPT_RADAM | 1u << KOPT_RANGER) | 1u << KOPT_EMA)
-typedef char K_(f32_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, (1u << KOPT_RADAM | 1u << KOPT_RANGER) DIRECTIONS_(F32_RULES_))];
-typedef char K_(bf16_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, NEED_NO_LINE_ DIRECTIONS_(BF16_RULES_))];
-typedef char K_(fp16_rules_complete)[HAVE_LINES_(KOPT_LAST_RULE_, NEED_NO_LINE_ DIRECTIONS_(FP16_RULES_))];
-typedef char K_(bf16_roundings_complete)[HAVE_LINES_(KOPT_LAST_ROUNDING_, 0u COMMITS_(BF16_ROUNDINGS_))];
-typedef char K_(fp16_roundings_complete)[HAVE_LINES_(KOPT_LAST_ROUNDING_, 0u COMMITS_(FP16_ROUNDINGS_))];
-#undef BIT_OF_
-#undef BITS_IF_
-#undef F32_RULES_
-#undef BF16_RULES_
-#undef FP16_RULES_
-#undef BF16_ROUNDINGS_
-#undef FP16_ROUNDINGS_
-#undef HAVE_LINES_
-#undef NEED_NO_LINE_
-
-#define LINE_(name, line_format, line_rounding, other_rounding)                                               \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                              \
-        kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                          \
-        kind.weight = line_format;                                                                            \
-        kind.rounding = ((kopt_rounding)(K_(one_of)(((int)(kind.rounding)), line_rounding, other_rounding))); \
-        K_(commit_tile)(t, kind);                                                                             \
+#define LINE_(name, line_format, line_rounding, other_rounding)                                       \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                      \
+        kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                  \
+        kind.weight = line_format;                                                                    \
+        kind.rounding = (kopt_rounding)K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
+        K_(commit_tile)(t, kind);                                                                     \
     }
 COMMITS_(LINE_)
 #undef LINE_
 
-NOINLINE_FN_ void K_(direction_dispatch)(kopt_tile_ *t) {
-    const kopt_kind_ kind = kopt_copy_kind_(&t->kind);
-    const kopt_format format = kind.buffered ? KOPT_Q8 : kind.moment;
-    size_t i;
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                      \
-    if (MATCHES_(kind.rule, line_rule, other_rule) && COUNT_MATCHES_(line_moments) && \
-        FORMAT_MATCHES_(line_format, format)) {                                                            \
-        K_(name)(t);                                                                                       \
-        return;                                                                                            \
-    }
+/* The functions of the two stages of a kind of step; 0: this list lacks one. */
+static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt_stage_ **commit) {
+    const kopt_format format = kind->buffered ? KOPT_Q8 : kind->moment;
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                     \
+    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                              \
+        MATCHES_(kind->moment_count, line_moments, line_moments) && FORMAT_MATCHES_(line_format, format)) \
+        *direction = K_(name);
+    *direction = NULL;
     DIRECTIONS_(LINE_)
 #undef LINE_
-    for (i = 0; i < t->job.end; i += PAIR_) kopt_direction_in_scalar_(t, i, PAIR_);
-}
-
-NOINLINE_FN_ void K_(commit_dispatch)(kopt_tile_ *t) {
-    const kopt_kind_ kind = kopt_copy_kind_(&t->kind);
-    size_t i;
-#define LINE_(name, line_format, line_rounding, other_rounding)                    \
-    if (kind.weight == (line_format) &&     \
-        MATCHES_(kind.rounding, line_rounding, other_rounding)) { \
-        K_(name)(t);                                                               \
-        return;                                                                    \
-    }
+#define LINE_(name, line_format, line_rounding, other_rounding)                                                      \
+    if (*commit == NULL && kind->weight == (line_format) && MATCHES_(kind->rounding, line_rounding, other_rounding)) \
+        *commit = K_(name);
+    *commit = NULL;
     COMMITS_(LINE_)
 #undef LINE_
-    for (i = 0; i < t->job.end; i += PAIR_) kopt_commit_in_scalar_(t, i, PAIR_);
+    return *direction != NULL && *commit != NULL;
 }
 
 /* ---- weights of a tile in fp32, and its updates ---- */
@@ -5593,8 +5430,9 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     for (i = 0; i < j->end; i += PAIR_) {
         float slow[PAIR_], slow_compensation[PAIR_];
         if (k.sync)
-            K_(load_weights)(j->slow + i * size, residual_size == 0 ? NULL : j->slow_residual + i * residual_size,
-                             &t->kind, PAIR_, slow, slow_compensation);
+            K_(load_weights)
+            (j->slow + i * size, residual_size == 0 ? NULL : j->slow_residual + i * residual_size, &t->kind, PAIR_,
+             slow, slow_compensation);
         for (q = 0; q < PAIR_; q += LANES_) {
             const vf32_ w = K_(load_f32)(t->w + i + q);
             vf32_ update = K_(update)(&k, K_(load_f32)(t->x + i + q), w);
@@ -5614,10 +5452,15 @@ static const kopt_stages_ K_(stages) = {PAIR_,
                                         K_(decode_block),
                                         K_(encode_block),
                                         K_(load_weight_tile),
-                                        K_(direction_dispatch),
+                                        K_(find_stages),
                                         K_(update_tile),
-                                        K_(commit_dispatch),
-                                        K_(convert)};
+                                        K_(convert),
+#ifdef STAGES_ISA_
+                                        &KOPT_GLUE_(kopt_stages_, STAGES_ISA_)
+#else
+                                        NULL
+#endif
+};
 
 #ifdef SPECIALIZED_
 /* ---- specialized loops ---- */
@@ -5736,8 +5579,9 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
                 K_(store_f32)(x_buffer + v + LANES_, x.b);
             } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
                 if (!pipelined || is_pending)
-                    K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q,
-                                              pipelined ? pending : x, pipelined ? pending_numbers : r.number, layout);
+                    K_(commit_pair_or_scalar)
+                    (whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q, pipelined ? pending : x,
+                     pipelined ? pending_numbers : r.number, layout);
                 if (pipelined) {
                     pending = x;
                     pending_numbers[0] = r.number[0];
@@ -5756,7 +5600,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
                 K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i + q, x, numbers, layout);
             }
         }
-        if (k.zero_grad) kopt_zero_(a.grad + i * kopt_bytes_of_(kind.grad), n * kopt_bytes_of_(kind.grad));
+        if (k.zero_grad) memset(a.grad + i * kopt_bytes_of_(kind.grad), 0, n * kopt_bytes_of_(kind.grad));
     }
     if (pipelined && is_pending)
         K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, pending, pending_numbers, layout);
@@ -6327,6 +6171,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef SCHEDULE_
 #undef ANY_
 #undef COMMITS_
+#undef COMMITS_F32_BF16_
 #undef DIRECTIONS_
 #undef DIRECTIONS_ATAN2_
 #undef EACH_MOMENT_
@@ -6356,12 +6201,11 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef AS_
 #undef WORDS_
 #undef WIDE_
-#undef JOIN_PRODUCTS_
-#undef OPERATION_
 #undef ROUND_
 #undef NT_STORES_
 #undef MASKED_SUB_
 #undef TOOLS_ISA_
+#undef STAGES_ISA_
 #undef PAIR_
 #undef UNORDERED_
 #undef shl_
@@ -6401,10 +6245,13 @@ typedef struct kopt_kernels_ {
 #endif
 
 /* tools: the ISA whose all_finite and measure this ISA uses (TOOLS_ISA_ of its vocabulary). */
-#define KOPT_KERNELS_(isa, tools)                                                 \
-    {#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, \
-     kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
-#define KOPT_NO_KERNELS_(isa) {#isa, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL)}
+#define KOPT_KERNELS_(isa, tools)                                                    \
+    {                                                                                \
+#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, \
+            kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)             \
+    }
+#define KOPT_NO_KERNELS_(isa) \
+    { #isa, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
 static const kopt_kernels_ kopt_table_[] = {KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_SSE2_
                                             KOPT_KERNELS_(sse2, scalar),
@@ -6707,8 +6554,7 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
         kopt_add_job_array_(&list, &j->slow, weight, commits);
         kopt_add_job_array_(&list, &j->slow_residual, residual, commits);
     }
-    if (j->copy != NULL && commits)
-        kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), 1);
+    if (j->copy != NULL && commits) kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), 1);
     return list;
 }
 
@@ -6718,7 +6564,7 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
     kopt_job_ job;
     size_t q;
     int m;
-    kopt_copy_job_(&job, &t->job);
+    job = t->job;
     for (m = 0; m < 4; m++) /* a constant count: for `m < t->kind.moment_count` compilers call memcpy */
         if (t->kind.buffered) job.moment[m] = KOPT_BYTES_(t->moment[m]);
     job.buffered = t->kind.buffered;
@@ -6768,20 +6614,20 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
     kopt_byte_ *const old_residual = KOPT_BYTES_(t->compensation);
     (stages->update)(t);
     t->is_loaded = 0;
-    kopt_copy_noinline_(old_weight, j->weight, n * size);
-    if (residual_size != 0) kopt_copy_noinline_(old_residual, j->residual, n * residual_size);
+    memcpy(old_weight, j->weight, n * size);
+    if (residual_size != 0) memcpy(old_residual, j->residual, n * residual_size);
     if (!moments_only) {
         const float rate = j->rate, weight_decay = j->weight_decay;
         j->rate = 1;
         j->weight_decay = 0;
-        (stages->commit)(t);
+        t->commit(t);
         j->rate = rate;
         j->weight_decay = weight_decay;
     }
     if (j->counts != NULL) kopt_tally_(t, old_weight, old_residual, size, residual_size);
     if (j->step->sync && !moments_only) { /* the slow weights: the new weights */
-        kopt_copy_noinline_(j->slow, j->weight, n * size);
-        if (residual_size != 0) kopt_copy_noinline_(j->slow_residual, j->residual, n * residual_size);
+        memcpy(j->slow, j->weight, n * size);
+        if (residual_size != 0) memcpy(j->slow_residual, j->residual, n * residual_size);
     }
 }
 
@@ -6792,11 +6638,11 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     const int general = s->sync || j->counts != NULL, moments_only = s->moments_only;
     t->is_loaded = general || t->kind.rule == KOPT_EMA || kopt_as_u32_(s->l2) << 1 != 0;
     if (t->is_loaded) (stages->load_weights)(t);
-    (stages->direction)(t);
+    t->direction(t);
     if (general)
         kopt_commit_updates_(stages, t);
     else if (!moments_only)
-        (stages->commit)(t);
+        t->commit(t);
     if (j->copy != NULL && !moments_only) {
         kopt_conversion_ copy;
         copy.dst = j->copy;
@@ -6807,7 +6653,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
         copy.stochastic = 0;
         (stages->convert)(&copy);
     }
-    if (s->zero_grad) kopt_zero_(j->grad, j->end * kopt_bytes_of_(t->kind.grad));
+    if (s->zero_grad) memset(j->grad, 0, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
 /* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered
@@ -6825,7 +6671,7 @@ static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile
     kopt_step_tile_(stages, t);
     original = memory;
     for (a = t->arrays; a != t->arrays_end; a++, original++) {
-        if (a->written) kopt_copy_noinline_(*original, *a->at, n * a->bytes);
+        if (a->written) memcpy(*original, *a->at, n * a->bytes);
         *a->at = *original;
     }
 }
@@ -6845,15 +6691,19 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
                                             size_t end, float *moment) {
     const kopt_step *s = whole->step;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
-    const size_t pair = stages->pair;
     kopt_kind_ kind = kopt_kind_of_(whole, 0);
     const int buffered = moment != NULL, random = kopt_needs_random_(kind);
     kopt_tile_ t;
-    size_t i, n, whole_pairs;
+    size_t i, n, whole_pairs, pair;
     int m, drawn = 0;
     kind.buffered = buffered;
     if (buffered || kind.moment_count == 0) kind.moment = KOPT_F32;
-    kopt_copy_job_(&t.job, whole);
+    if (!stages->find(&kind, &t.direction, &t.commit)) {
+        stages = stages->other;
+        stages->find(&kind, &t.direction, &t.commit);
+    }
+    pair = stages->pair;
+    t.job = *whole;
     t.kind = kind;
     t.prefetches = kopt_prefetches_(whole, kind, end - begin, KOPT_SHARED_CACHE_);
     t.apart = stages->even_odd && kind.weight == KOPT_BF16 ? pair : 0;
@@ -6861,8 +6711,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     kopt_advance_tile_(&t, begin);
     t.job.begin = 0;
     t.random.number = t.random.stride = KOPT_BYTES_(t.random.lower);
-    if (!random)
-        kopt_zero_(KOPT_BYTES_(t.random.lower), 2 * (end - begin < KOPT_TILE_ ? end - begin + pair : KOPT_TILE_));
+    if (!random) memset(t.random.lower, 0, 2 * (end - begin < KOPT_TILE_ ? end - begin + pair : KOPT_TILE_));
     for (i = begin; i < end; i += n) {
         const uint64_t index = t.job.first;
         n = KOPT_TILE_ - (unsigned)((buffered ? i : index) % KOPT_TILE_);
@@ -6910,7 +6759,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
 #define KOPT_BUFFERED_(moments)                                                                               \
     static KOPT_NOINLINE_ void kopt_step_buffered##moments##_(const kopt_stages_ *stages, const kopt_job_ *j, \
                                                               size_t begin, size_t end) {                     \
-        KOPT_ALIGN64_ float moment[(moments) * KOPT_TILE_];                                                   \
+        KOPT_ALIGN64_ float moment[(moments)*KOPT_TILE_];                                                     \
         kopt_step_tiles_(stages, j, begin, end, moment);                                                      \
     }
 KOPT_BUFFERED_(1)
@@ -6997,9 +6846,7 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == NULL ? 0x8000u : kopt_next_random16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
-        kopt_byte_ *c = code + i;
-        KOPT_OPAQUE_(c); /* otherwise the loop for scale 0 becomes a call of memset */
-        *c = kopt_codes_are_zero_(scale) ? 0 : (kopt_byte_)(kopt_encode_q8_scalar_scalar_(y, square, r));
+        code[i] = kopt_codes_are_zero_(scale) ? 0 : (kopt_byte_)(kopt_encode_q8_scalar_scalar_(y, square, r));
     }
 }
 
@@ -7039,8 +6886,8 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     if (a->n == 0) return;
     /* not kopt_copy_padded_(), which writes whole words: on a machine that aligns structs to 1 or 2 bytes, sizeof s may
        be no multiple of 4 */
-    kopt_zero_((kopt_byte_ *)&s, sizeof s);
-    kopt_zero_((kopt_byte_ *)&job, sizeof job);
+    memset(&s, 0, sizeof s);
+    memset(&job, 0, sizeof job);
     s.rule = KOPT_SGD;
     s.weight_format = s.moment_format = a->format;
     s.rounding = a->rounding;
@@ -7050,7 +6897,7 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     job.step = &s;
     job.weight = (kopt_byte_ *)a->sum;
     job.residual = (kopt_byte_ *)a->residual;
-    kopt_copy_noinline_((kopt_byte_ *)&job.grad, (const kopt_byte_ *)&x, sizeof x);
+    memcpy(&job.grad, &x, sizeof x);
     job.grad_format = format;
     job.moment_format = a->format;
     job.end = a->n;
@@ -7242,7 +7089,7 @@ KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
     o = kopt_make_optimizer_(opt->rule, 0.5, KOPT_L2, 0);
     for (i = 0; i < sizeof kopt_rows_ / sizeof *kopt_rows_; i++) {
         const size_t at = kopt_rows_[i].at;
-        kopt_copy_noinline_((kopt_byte_ *)&o + at, (const kopt_byte_ *)opt + at, kopt_rows_[i].size);
+        memcpy(&o + at, opt + at, kopt_rows_[i].size);
         if (kopt_check_options_(&o) != KOPT_OK) return kopt_rows_[i].words;
     }
     return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
@@ -7447,17 +7294,17 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
 
 /* Stores the low `bytes` bytes of value in little-endian order. */
 static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
-    for (; bytes > 0; bytes--, value >>= 8) {
-        uint32_t octet = (uint32_t)(value & 0xFFu);
-        KOPT_OPAQUE_(octet); /* otherwise a compiler may turn stores of zeros into a call of memset */
-        *p++ = (kopt_byte_)octet;
-    }
+    for (; bytes > 0; bytes--, value >>= 8) *p++ = (kopt_byte_)(value & 0xFFu);
 }
 
 /* Load little-endian numbers from any address. */
 #ifdef KOPT_VECTORS16_ /* the machine is little-endian */
 KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) { return kopt_load32_(p); }
-KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) { return *(const kopt_unaligned64_ *)p; }
+KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
+    uint64_t x;
+    memcpy(&x, p, 8);
+    return x;
+}
 #else
 static uint32_t kopt_load_le32_(const kopt_byte_ *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
@@ -7627,8 +7474,7 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_f
     if (t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
     if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu ||
-        (kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu))
+    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || (kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu))
         return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
     return KOPT_OK;
 }
@@ -7710,9 +7556,9 @@ static void kopt_init_slow_weights_(const kopt_optimizer *opt, const kopt_tensor
     const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
     kopt_byte_ *state = (kopt_byte_ *)t->state;
     if (opt->rule != KOPT_RANGER) return;
-    kopt_copy_noinline_(state + layout.slow, (const kopt_byte_ *)t->weight, t->n * kopt_bytes_of_(opt->weight_format));
-    kopt_copy_noinline_(state + layout.slow_residual, state + layout.residual,
-                        t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
+    memcpy(state + layout.slow, t->weight, t->n * kopt_bytes_of_(opt->weight_format));
+    memcpy(state + layout.slow_residual, state + layout.residual,
+           t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
 }
 
 /* The checks of kopt_state_init(), which read no memory of the tensor. Computes the layout. */
@@ -7830,7 +7676,6 @@ static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_b
     size_t i;
     for (i = 0; i < n; i++) {
         uint32_t bits = kopt_load32_(in + 4 * i);
-        KOPT_OPAQUE_(bits); /* otherwise a compiler may turn the loop into a call of memcpy */
         values[i] = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
     }
     kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
@@ -7922,10 +7767,10 @@ static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
     uint32_t value = crc->value;
 #ifdef KOPT_VECTORS16_
 #define KOPT_CRC_BYTE_(word, i, k) \
-    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k) - 1][(word) >> (8 * (i) + 4) & 15u])
-#define KOPT_CRC_WORD_(word, k)                                                                         \
-    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k) - 2) ^ KOPT_CRC_BYTE_(word, 2, (k) - 4) ^ \
-     KOPT_CRC_BYTE_(word, 3, (k) - 6))
+    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k)-1][(word) >> (8 * (i) + 4) & 15u])
+#define KOPT_CRC_WORD_(word, k)                                                                     \
+    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k)-2) ^ KOPT_CRC_BYTE_(word, 2, (k)-4) ^ \
+     KOPT_CRC_BYTE_(word, 3, (k)-6))
     for (; n >= 8; n -= 8, p += 8) {
         const uint32_t low = kopt_load_le32_(p) ^ value, high = kopt_load_le32_(p + 4);
         value = KOPT_CRC_WORD_(low, 15) ^ KOPT_CRC_WORD_(high, 7);
@@ -7992,10 +7837,6 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_optimizer 
     return kopt_add_array_(array, state + layout.slow_residual, t->n, residual_bytes);
 }
 
-static void kopt_copy_optimizer_(kopt_optimizer *to, const kopt_optimizer *from) {
-    kopt_copy_noinline_((kopt_byte_ *)to, (const kopt_byte_ *)from, sizeof *to);
-}
-
 /* Makes the optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a
    default of the rule. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
@@ -8025,7 +7866,7 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
     /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
     if (sgd && moments != 0 && !kopt_less_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
     if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = KOPT_1E_MINUS_6_;
-    kopt_copy_optimizer_(opt, &made);
+    *opt = made;
 }
 
 /* Do the options in a header exist? */
@@ -8056,7 +7897,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     if (h[7] != rounding || h[9] != moments) return KOPT_ERROR_STATE; /* they contradict the rule or a format */
     if (made.nesterov && (moments & 7) == 0) return KOPT_ERROR_STATE; /* without momentum */
     if (h[31] > 127) return KOPT_ERROR_STATE;                         /* first_index */
-    if (opt != NULL) kopt_copy_optimizer_(opt, &made);
+    if (opt != NULL) *opt = made;
     if (t != NULL) {
         t->n = n;
         t->id = kopt_load_le32_(h + 12);
@@ -8121,8 +7962,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     s->step = opt->step + 1;
     s->grad_scale = kopt_narrow64_(opt->grad_scale);
     s->grad_scale = kopt_mul_(s->grad_scale, kopt_narrow64_(opt->clip));
-    if (opt->maximize)
-        s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
+    if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     s->l2 = decay_mode == KOPT_L2 ? weight_decay : 0;
     s->rate = kopt_narrow64_(opt->lr);
     s->weight_decay = 0;
@@ -8186,8 +8026,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 }
             }
             /* The rounding of the stored roots adds noise, which raises the mean of 1 / root (section 6b). */
-            if (opt->moment_format == KOPT_Q8 && s->step > 1)
-                s->root_scale = kopt_mul_(s->root_scale, 1.003f);
+            if (opt->moment_format == KOPT_Q8 && s->step > 1) s->root_scale = kopt_mul_(s->root_scale, 1.003f);
         }
         if (rule == KOPT_RANGER) {
             s->sync = s->step % (uint32_t)opt->lookahead == 0;
@@ -8252,7 +8091,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     kopt_job_ job;
     size_t i, n;
     int m;
-    kopt_copy_noinline_((kopt_byte_ *)&job, (const kopt_byte_ *)whole, sizeof job);
+    job = *whole;
     kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.moment_format = KOPT_F32;
     job.buffered = 1;
@@ -8288,7 +8127,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
 #define KOPT_RUN_BLOCKS_(moments)                                                                     \
     static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state, \
                                                            const kopt_layout_ *layout) {              \
-        float moment[(moments) * KOPT_BLOCK_];                                                        \
+        float moment[(moments)*KOPT_BLOCK_];                                                          \
         kopt_run_blocks_(whole, state, layout, moment);                                               \
     }
 KOPT_RUN_BLOCKS_(1)
@@ -8349,8 +8188,7 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *layout, const kopt_step *s, co
             job.weight_decay = kopt_mul_scalar_(job.weight_decay, scale);
         }
     }
-    if (s->moment_format == KOPT_Q8 && s->moment_count > 0 &&
-        kopt_isa_current() == KOPT_ISA_SCALAR)
+    if (s->moment_format == KOPT_Q8 && s->moment_count > 0 && kopt_isa_current() == KOPT_ISA_SCALAR)
         (s->moment_count == 1   ? kopt_run_blocks1_
          : s->moment_count == 2 ? kopt_run_blocks2_
          : s->moment_count == 3 ? kopt_run_blocks3_
@@ -8414,7 +8252,7 @@ KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *layout, const kopt_step 
     kopt_norm norm;
     float scale = kopt_given_stable_scale_(s, t);
     if (kopt_must_measure_(s, t)) {
-        kopt_copy_padded_((kopt_byte_ *)&norm, sizeof norm, NULL, 0); /* all zeros */
+        memset(&norm, 0, sizeof norm);
         kopt_measure_(layout, s, t, 0, t->n, &norm);
         scale = kopt_stable_scale(&norm, t->n);
     }
@@ -8686,7 +8524,7 @@ static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
         kopt_byte_ *p = direct ? at : s->buffer;
         piece = left < largest ? left : largest;
         if (s->walk == KOPT_SAVING_ && !direct) {
-            kopt_copy_noinline_(p, at, piece);
+            memcpy(p, at, piece);
             kopt_swap_(p, piece / a->bytes, a->bytes);
         }
         kopt_walk_bytes_(s, p, piece);
@@ -8767,7 +8605,7 @@ static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expe
     if (result != KOPT_OK) return result;
     kopt_make_save_header_(expected, opt, kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-    kopt_copy_noinline_(expected + 48, h + 48, 120); /* numbers that another machine has not rounded */
+    memcpy(expected + 48, h + 48, 120); /* numbers that another machine has not rounded */
 #endif
     return kopt_check_saved_(h, expected, KOPT_SAVE_HEADER_);
 }
@@ -8789,7 +8627,7 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : h, KOPT_SAVE_HEADER_);
     if (s->result == KOPT_OK && walk != KOPT_SAVING_) s->result = kopt_compare_headers_(h, expected);
     if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
-        kopt_copy_optimizer_(loaded, opt);
+        *loaded = *opt;
         if (kopt_check_save_header_(h, expected, loaded) != KOPT_OK) s->wrong = KOPT_ERROR_STATE;
     }
     for (i = 0; i < count && s->result == KOPT_OK; i++) {
@@ -8806,7 +8644,7 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
         for (a = array + 1; walk == KOPT_LOADING_ && a < end; a++) { /* the padding of the arrays in the state block */
             const size_t size = a->n * a->bytes;
             kopt_store_le_(found, 0, 4);
-            kopt_copy_noinline_(a->at + size, found, kopt_round_up4_(size) - size);
+            memcpy(a->at + size, found, kopt_round_up4_(size) - size);
         }
     }
     kopt_store_le_(found, 0, 1);
@@ -8874,19 +8712,11 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
     return 0;
 }
 
-/* The lower bits of a number, as many as a size_t has. Not a cast: compilers warn of it if the types are the same. */
-static size_t kopt_to_size_(uint64_t x) {
-    size_t size = 0;
-    int i;
-    for (i = 56; i >= 0; i -= 8) size = size << 8 | (kopt_byte_)(x >> i & 255u);
-    return size;
-}
-
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
     size_t size;
     if (kopt_check_checkpoint_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
-    size = kopt_to_size_(bytes);
+    size = (size_t)bytes;
     return size == bytes ? size : 0;
 }
 
@@ -8899,15 +8729,15 @@ typedef struct kopt_memory_file_ {
 
 static int kopt_write_memory_(void *user, const void *data, size_t size) {
     kopt_memory_file_ *file = (kopt_memory_file_ *)user;
-    kopt_copy_noinline_(file->to, (const kopt_byte_ *)data, size);
+    memcpy(file->to, data, size);
     file->to += size;
     return 0;
 }
 
 static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
     const kopt_memory_file_ *file = (const kopt_memory_file_ *)user;
-    if (offset > file->size || size > file->size - kopt_to_size_(offset)) return 1;
-    kopt_copy_noinline_((kopt_byte_ *)data, file->from + kopt_to_size_(offset), size);
+    if (offset > file->size || size > file->size - (size_t)offset) return 1;
+    memcpy(data, file->from + (size_t)offset, size);
     return 0;
 }
 
@@ -8921,7 +8751,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     if (result != KOPT_OK) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
-    if (kopt_overlaps_list_(out, kopt_to_size_(bytes), opt, tensors, count)) return KOPT_ERROR_OVERLAP;
+    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
     memory.to = (kopt_byte_ *)out;
     file.write = kopt_write_memory_;
     file.user = &memory;
@@ -8935,7 +8765,8 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
 static KOPT_NOINLINE_ void kopt_begin_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_byte_ no_name[4];
     kopt_store_le_(no_name, 0, 4);
-    if (kopt_layout_for_(opt, t->n).total != 0) kopt_copy_noinline_((kopt_byte_ *)t->state, no_name, sizeof no_name);
+    if (kopt_layout_for_(opt, t->n).total != 0)
+        memcpy(t->state, no_name, sizeof no_name);
 }
 static KOPT_NOINLINE_ void kopt_end_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
     if (kopt_layout_for_(opt, t->n).total != 0)
@@ -8960,7 +8791,7 @@ static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *te
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result == KOPT_ERROR_FILE) return s.result;
     if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
-    kopt_copy_optimizer_(opt, &loaded);
+    *opt = loaded;
     for (i = 0; i < count; i++)
         if (tensors[i].n != 0) kopt_end_load_(opt, &tensors[i]);
     return KOPT_OK;
@@ -8975,7 +8806,7 @@ KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors,
     kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
     if (in == NULL) return KOPT_ERROR_NULL;
-    read = bytes < in_size ? kopt_to_size_(bytes) : in_size;
+    read = bytes < in_size ? (size_t)bytes : in_size;
     if (kopt_overlaps_list_(in, read, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
     memory.from = (const kopt_byte_ *)in;
     memory.size = in_size;
@@ -9024,7 +8855,7 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
     left = kopt_load_le64_(h + 24) - (KOPT_SAVE_HEADER_ + 4); /* bytes of the tensors; huge if it is below 0 */
     if (left % 4 != 0 || left / KOPT_HEADER_ < tensors || left >> 63 != 0 || (tensors == 0 && left != 0))
         return KOPT_ERROR_STATE;
-    if (opt != NULL) kopt_copy_optimizer_(opt, &made);
+    if (opt != NULL) *opt = made;
     if (count != NULL) *count = tensors;
     return KOPT_OK;
 }
@@ -9311,7 +9142,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     if (!kopt_within64_(kopt_to_f64_(max_norm), kopt_to_f64_(0), largest)) return KOPT_ERROR_RANGE;
-    kopt_copy_noinline_((kopt_byte_ *)&scaled, (const kopt_byte_ *)opt, sizeof scaled);
+    scaled = *opt;
     kopt_enter_(&environment);
     scaled.grad_scale = kopt_to_double_(
         kopt_div64_(kopt_to_f64_(opt->grad_scale), kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
@@ -9352,7 +9183,7 @@ KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer 
     result = kopt_check_steps_(scaler, opts, count);
     for (i = 0; i < count && result == KOPT_OK; i++) {
         if (skip) {
-            kopt_zero_((kopt_byte_ *)&steps[i], sizeof steps[i]);
+            memset(&steps[i], 0, sizeof steps[i]);
         } else {
             result = kopt_scaled_step_(scaler, opts[i], norm, max_norm, &steps[i]);
             opts[i]->step = steps[i].step;
@@ -9442,8 +9273,8 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     a->step++;
     /* the first addition does not read the old sum */
     if (a->count++ == 0 && a->n != 0) {
-        kopt_zero_((kopt_byte_ *)a->sum, a->n * kopt_bytes_of_(a->format));
-        if (residual_bytes != 0) kopt_zero_((kopt_byte_ *)a->residual, a->n * residual_bytes);
+        memset(a->sum, 0, a->n * kopt_bytes_of_(a->format));
+        if (residual_bytes != 0) memset(a->residual, 0, a->n * residual_bytes);
     }
     kopt_add_to_sum_(a, grad, grad_format, scale, KOPT_RANDOM_ACCUMULATE_);
     return KOPT_OK;
@@ -9470,7 +9301,6 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
         if (a->count != 0)
             value = kopt_as_u32_(
                 kopt_read_weight_(&opt, sum + i * size, residual_size == 0 ? NULL : residual + i * residual_size));
-        KOPT_OPAQUE_(value);
         kopt_store32_((kopt_byte_ *)out + 4 * i, value);
     }
     kopt_leave_(&environment);
@@ -9619,7 +9449,6 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
             kopt_sign_bit_(x[i], scale, drawn != NULL, drawn == NULL ? 0 : kopt_next_random16_(drawn, i));
         bits |= minus << (i % 8);
         if (i % 8 == 7 || i == n - 1) {
-            KOPT_OPAQUE_(bits); /* otherwise a compiler may turn the loop into a call of memset */
             out[4 + i / 8] = (kopt_byte_)bits;
             bits = 0;
         }
