@@ -963,7 +963,7 @@ KOPT_API_ KOPT_RESULT_ kopt_number_tensors(kopt_tensor *tensors, size_t count, u
 
 /* Bytes of the state block of a tensor with n elements. The block consists of a header of 64 bytes, the residual (what
    KAHAN, COMPACT and EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for
-   their scale) and, with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 4
+   their scale) and, with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 16
    bytes. The result is 0 if there is nothing to store or n is 0, and also if the optimizer is invalid or n is too
    large: kopt_state_init() tells which. */
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
@@ -971,7 +971,7 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 /* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size per weight of the residual,
    the moments and Ranger's slow weights with their residual: bf16 AdamW needs 6 with KAHAN or EXACT, 5 with COMPACT, 4
    with STOCHASTIC or NEAREST. Do not use it for 8-bit moments, whose scales it does not include. */
-#define KOPT_STATE_BYTES(n, bytes) (64 + sizeof(char) * (n) * (bytes) + 12)
+#define KOPT_STATE_BYTES(n, bytes) (64 + sizeof(char) * (n) * (bytes) + 75)
 
 /* Makes a fresh state block, with all moments 0, for this optimizer and tensor. If weights is not NULL, it points to n
    fp32 values: t->weight becomes these values, rounded to nearest, and the residual what the rounding lost. If weights
@@ -1777,25 +1777,17 @@ typedef struct kopt_tool_ {
 #else
 #define KOPT_LAST_RULE_ KOPT_EMA
 #endif
-#define KOPT_LAST_ROUNDING_ KOPT_EXACT
+#define KOPT_EXACT KOPT_EXACT
 
-/* A function that needs a case for each rule or rounding says which is the last that it knows. It does not compile with
-   a later one: then look whether that needs a case, and name it. */
-#define KOPT_RULES_UP_TO_(known, function) KOPT_UP_TO_(KOPT_LAST_RULE_, known, function)
-#define KOPT_ROUNDINGS_UP_TO_(known, function) KOPT_UP_TO_(KOPT_LAST_ROUNDING_, known, function)
-#define KOPT_UP_TO_(last, known, function) KOPT_UP_TO2_(last, known, function)
-#define KOPT_UP_TO2_(last, known, function) typedef char function##complete_[(last) <= (known) ? 1 : -1];
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
 }
 
-KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_is_square_)
 /* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments keep its square root. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
 
-KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_bytes_of_residual_)
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
     if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
     return rounding == KOPT_COMPACT ? 1 : 2;
@@ -1984,8 +1976,9 @@ static KOPT_HOST_DEVICE_ int kopt_within_(double x, double low, double high) {
     return kopt_within64_(kopt_to_f64_(x), kopt_to_f64_(low), kopt_to_f64_(high));
 }
 
-/* Faster checks of ranges, for every step; they compare the bits. The bits of nonnegative numbers are in the order of
-   the numbers, and the bits of negative numbers and NaNs are above those of any finite bound. -0 counts as 0. */
+
+/* Checks of ranges, for every step; they compare the bits. The bits of nonnegative numbers are in the order of the
+   numbers, and the bits of negative numbers and NaNs are above those of any finite bound. -0 counts as 0. */
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
 KOPT_INLINE_ int kopt_from_0_to_(double x, double largest) {
     return kopt_bits64_(x) <= kopt_bits64_(largest) || kopt_is_zero_(x);
@@ -4487,7 +4480,6 @@ FN_ vf32_ K_(full_weight)(kopt_rounding rounding, kopt_format format, vu32_ stor
         select_(igt_(mag, isplat_(0x7F7FFFFFu)), as_u32_(K_(widen)(and_(stored, isplat_(0xFFFFu)), format)), u));
 }
 
-KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, K_(commit))
 /* The weight store of section 3, for 16-bit weights: subtracts the update, and returns the new weight in the upper
    half. w is the weight that decay sees, compensation that of KAHAN. *residual: the new residual, in the upper half
    (COMPACT: its low 8 bits). *largest is updated with the magnitude of w - update before rounding, where vectors
@@ -4750,10 +4742,8 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
 #ifdef KOPT_VECTOR_CODE_
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, 0);
 #else
-    for (i = begin; i < end; i++)
-        K_(step_element)
-        (j, kind, &k, i, random ? K_(random_at)(words, &cipher, (j->first + i), i == begin) : 0, KOPT_ALL_STAGES_,
-         NULL);
+    for (i = begin; i < end; i++) K_(step_element)
+    (j, kind, &k, i, random ? K_(random_at)(words, &cipher, (j->first + i), i == begin) : 0, KOPT_ALL_STAGES_, NULL);
 #endif
 }
 #else                           /* vectors */
@@ -4944,7 +4934,6 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int layout) {
     return pack_high16_(a, b);
 }
 
-KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, K_(load_weight_pair))
 /* Loads a pair of weights as decay sees them (section 3), and the compensations: those of KAHAN, or 0. largest: see
    from_extended. */
 FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int layout, const constants_ *c,
@@ -4984,7 +4973,6 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
     return K_(load_pair)(j->weight, i, kind.weight, layout, c);
 }
 
-KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, K_(commit_pair))
 /* The second stage of a pair: updates and stores weights and residuals. w_buffer, compensation_buffer: as in
    direction_pair. number: number 0, as in random_pair_. Returns 0, with nothing stored, if the pair needs the scalar
    code. */
@@ -5429,10 +5417,9 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     size_t i, q;
     for (i = 0; i < j->end; i += PAIR_) {
         float slow[PAIR_], slow_compensation[PAIR_];
-        if (k.sync)
-            K_(load_weights)
-            (j->slow + i * size, residual_size == 0 ? NULL : j->slow_residual + i * residual_size, &t->kind, PAIR_,
-             slow, slow_compensation);
+        if (k.sync) K_(load_weights)
+        (j->slow + i * size, residual_size == 0 ? NULL : j->slow_residual + i * residual_size, &t->kind, PAIR_, slow,
+         slow_compensation);
         for (q = 0; q < PAIR_; q += LANES_) {
             const vf32_ w = K_(load_f32)(t->w + i + q);
             vf32_ update = K_(update)(&k, K_(load_f32)(t->x + i + q), w);
@@ -5578,10 +5565,9 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
                 K_(store_f32)(x_buffer + v, x.a);
                 K_(store_f32)(x_buffer + v + LANES_, x.b);
             } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
-                if (!pipelined || is_pending)
-                    K_(commit_pair_or_scalar)
-                    (whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q, pipelined ? pending : x,
-                     pipelined ? pending_numbers : r.number, layout);
+                if (!pipelined || is_pending) K_(commit_pair_or_scalar)
+                (whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q, pipelined ? pending : x,
+                 pipelined ? pending_numbers : r.number, layout);
                 if (pipelined) {
                     pending = x;
                     pending_numbers[0] = r.number[0];
@@ -6937,98 +6923,81 @@ KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const
 /* The constructors set made_ to this value. The checks refuse a struct without it (KOPT_ERROR_UNINITIALIZED). */
 #define KOPT_MADE_ 0x4D414445u
 
-/* The defaults that all rules share. Not inline: gcc -O2 would copy the result with a call of memcpy, which a
-   freestanding program may not have. */
-static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr, kopt_decay_mode decay,
-                                                          double weight_decay) {
+/* What each kopt_rule has: moments, how many more are optional, and the defaults of its constructor. Decays and betas in
+   thousandths, because no flag of a compiler changes an integer. */
+static const struct kopt_rule_row_ {
+    kopt_byte_ moments, optional, decay_mode;
+    uint32_t weight_decay, beta1, beta2, inverse_eps;
+} kopt_rules_[] = {{0, 1, KOPT_L2, 0, 900, 999, 100000000},         /* SGD */
+                   {2, 1, KOPT_L2, 0, 900, 999, 100000000},         /* Adam */
+                   {1, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000},  /* Lion */
+                   {4, 0, KOPT_DECOUPLED, 20, 980, 920, 1000000},   /* Adan */
+                   {2, 0, KOPT_L2, 0, 900, 999, 100000000},         /* RAdam */
+                   {2, 0, KOPT_DECOUPLED, 0, 900, 990, 1000000},    /* Ranger */
+                   {0, 0, KOPT_L2, 0, 900, 999, 100000000},         /* EMA */
+                   {2, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
+typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_ADAM_ATAN2 + 1 ? 1 : -1];
+
+static double kopt_thousandths_(uint32_t n) {
+    return kopt_to_double_(kopt_div64_(kopt_u32_to_f64_(n), kopt_to_f64_(1000)));
+}
+
+static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr) {
+    const struct kopt_rule_row_ *row = &kopt_rules_[rule];
+    kopt_environment_ environment;
     kopt_optimizer opt;
+    kopt_enter_(&environment);
+    memset(&opt, 0, sizeof opt);
     opt.rule = rule;
-    opt.weight_format = KOPT_BF16;
+    opt.weight_format = opt.moment_format = KOPT_BF16;
     opt.rounding = KOPT_KAHAN;
-    opt.moment_format = KOPT_BF16;
-    opt.moment_rounding = KOPT_STOCHASTIC;
-    opt.compensation_rounding = KOPT_STOCHASTIC;
-    opt.decay_mode = decay;
-    opt.maximize = 0;
-    opt.zero_grad = 0;
-    opt.lr = lr;
-    opt.weight_decay = weight_decay;
-    opt.amsgrad = 0;
-    opt.stable = 0;
-    opt.moments_only = 0;
-    opt.beta1 = KOPT_DOUBLE_(0.9, 0x3FECCCCCu, 0xCCCCCCCDu);
-    opt.beta2 = KOPT_DOUBLE_(0.999, 0x3FEFF7CEu, 0xD916872Bu);
-    opt.eps = KOPT_DOUBLE_(1e-8, 0x3E45798Eu, 0xE2308C3Au);
-    opt.momentum = 0;
-    opt.grad_scale = 1;
-    opt.clip = 1;
-    opt.seed = 0;
-    opt.step = 0;
-    opt.made_ = KOPT_MADE_;
-    opt.max_lr = lr;
-    opt.beta3 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-    opt.dampening = 0;
-    opt.nesterov = 0;
+    opt.moment_rounding = opt.compensation_rounding = KOPT_STOCHASTIC;
+    opt.decay_mode = (kopt_decay_mode)row->decay_mode;
+    opt.lr = opt.max_lr = lr;
+    opt.weight_decay = kopt_thousandths_(row->weight_decay);
     opt.lookahead = 6;
     opt.lookahead_rate = 0.5;
-    opt.atan2_a = KOPT_DOUBLE_(1.27, 0x3FF451EBu, 0x851EB852u);
-    opt.atan2_b = 1;
-    opt.atan2_outside = opt.unused_ = 0;
-    opt.sharpness = 0;
+    opt.beta1 = kopt_thousandths_(row->beta1);
+    opt.beta2 = kopt_thousandths_(row->beta2);
+    opt.beta3 = kopt_thousandths_(990);
+    opt.eps = kopt_to_double_(kopt_div64_(kopt_to_f64_(1), kopt_u32_to_f64_(row->inverse_eps)));
+    opt.grad_scale = opt.clip = opt.atan2_b = 1;
+    opt.atan2_a = kopt_thousandths_(1270);
+    opt.made_ = KOPT_MADE_;
+    kopt_leave_(&environment);
     return opt;
 }
 
 KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_SGD, lr, KOPT_L2, 0);
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_SGD, lr);
     opt.momentum = momentum;
     return opt;
 }
 
-KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_L2, 0); }
+KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr); }
 
 KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
-    return kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu));
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr);
+    opt.decay_mode = KOPT_DECOUPLED;
+    opt.weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
+    return opt;
 }
 
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr, KOPT_DECOUPLED, 0);
-    opt.weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
+    kopt_optimizer opt = kopt_adamw(lr);
     opt.stable = 1;
     opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
     opt.eps = KOPT_1E_MINUS_6_;
     return opt;
 }
 
-KOPT_API_ kopt_optimizer kopt_lion(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_LION, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-    return opt;
-}
-
-KOPT_API_ kopt_optimizer kopt_adan(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAN, lr, KOPT_DECOUPLED, 0);
-    opt.weight_decay = KOPT_DOUBLE_(0.02, 0x3F947AE1u, 0x47AE147Bu);
-    opt.beta1 = KOPT_DOUBLE_(0.98, 0x3FEF5C28u, 0xF5C28F5Cu);
-    opt.beta2 = KOPT_DOUBLE_(0.92, 0x3FED70A3u, 0xD70A3D71u);
-    opt.eps = KOPT_1E_MINUS_6_;
-    return opt;
-}
-
-KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOPT_RADAM, lr, KOPT_L2, 0); }
-
-KOPT_API_ kopt_optimizer kopt_ranger(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_RANGER, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-    opt.eps = KOPT_1E_MINUS_6_;
-    return opt;
-}
+KOPT_API_ kopt_optimizer kopt_lion(double lr) { return kopt_make_optimizer_(KOPT_LION, lr); }
+KOPT_API_ kopt_optimizer kopt_adan(double lr) { return kopt_make_optimizer_(KOPT_ADAN, lr); }
+KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOPT_RADAM, lr); }
+KOPT_API_ kopt_optimizer kopt_ranger(double lr) { return kopt_make_optimizer_(KOPT_RANGER, lr); }
 
 #ifdef KAHAN_OPT_VMATH
-KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr, KOPT_DECOUPLED, 0);
-    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-    return opt;
-}
+KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) { return kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr); }
 
 KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
     kopt_optimizer opt = kopt_lion(lr);
@@ -7043,75 +7012,20 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_enter_(&environment);
     if (kopt_from_0_to_(decay, 1)) rate = kopt_to_double_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(decay)));
     kopt_leave_(&environment);
-    return kopt_make_optimizer_(KOPT_EMA, rate, KOPT_L2, 0);
-}
-
-static kopt_result kopt_check_options_(const kopt_optimizer *opt);
-
-/* Moves the fields of opt, one row after the other, to an optimizer that is valid: the first row that makes it invalid
-   has the cause. So this function knows no limits. */
-KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
-    /* clang-format off */
-#define ROW_(first, last, words) {words, offsetof(kopt_optimizer, first), \
-                                  offsetof(kopt_optimizer, last) + sizeof opt->last - offsetof(kopt_optimizer, first)}
-    static const struct {
-        const char *words;
-        size_t at, size;
-    } kopt_rows_[] = {
-        ROW_(rule, rule, "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH"),
-        ROW_(weight_format, weight_format, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16"),
-        ROW_(rounding, rounding, "rounding: it does not exist, or is not in this build"),
-        ROW_(moment_format, moment_format, "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8"),
-        ROW_(moment_rounding, compensation_rounding,
-             "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST"),
-        ROW_(decay_mode, decay_mode, "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED"),
-        ROW_(lr, lr, "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]"),
-        ROW_(max_lr, max_lr, "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0"),
-        ROW_(weight_decay, weight_decay, "weight_decay: finite, >= 0; for KOPT_EMA 0"),
-        ROW_(beta1, beta3, "beta1, beta2 or beta3: each in [0, 1)"),
-        ROW_(eps, eps, "eps: at least 2^-126, finite"),
-        ROW_(momentum, dampening, "momentum or dampening: finite, momentum >= 0"),
-        ROW_(nesterov, nesterov, "nesterov: it needs momentum > 0 and dampening 0"),
-        ROW_(maximize, zero_grad, "maximize or zero_grad: KOPT_EMA needs 0"),
-        ROW_(amsgrad, stable, "amsgrad or stable: Adam-atan2 needs 0"),
-        ROW_(moments_only, moments_only, "moments_only: KOPT_EMA needs 0"),
-        ROW_(lookahead, lookahead_rate, "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]"),
-        ROW_(grad_scale, clip, "grad_scale or clip: finite"),
-        ROW_(atan2_a, atan2_b, "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite"),
-        ROW_(sharpness, sharpness, "sharpness: finite, >= 0; smooth Lion needs KAHAN_OPT_VMATH"),
-    };
-#undef ROW_
-    /* clang-format on */
-    kopt_optimizer o;
-    size_t i;
-    if (opt == NULL) return "the optimizer is NULL";
-    if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
-    o = kopt_make_optimizer_(opt->rule, 0.5, KOPT_L2, 0);
-    for (i = 0; i < sizeof kopt_rows_ / sizeof *kopt_rows_; i++) {
-        const size_t at = kopt_rows_[i].at;
-        memcpy(&o + at, opt + at, kopt_rows_[i].size);
-        if (kopt_check_options_(&o) != KOPT_OK) return kopt_rows_[i].words;
-    }
-    return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
+    return kopt_make_optimizer_(KOPT_EMA, rate);
 }
 
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size) {
     kopt_tensor t;
+    memset(&t, 0, sizeof t);
     t.weight = weight;
     t.grad = grad;
     t.grad_format = grad_format;
     t.n = n;
     t.state = state;
     t.state_size = state_size;
-    t.copy = NULL;
-    t.copy_format = KOPT_F32;
-    t.id = 0;
-    t.first_index = 0;
     t.rate_scale = 1;
-    t.stable_scale = 0;
-    t.counts = NULL;
-    t.typed_ = 0;
     return t;
 }
 
@@ -7141,134 +7055,138 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
     case KOPT_LION: return 1;
     case KOPT_ADAN: return 4;
-#ifdef KAHAN_OPT_VMATH
-    case KOPT_ADAM_ATAN2:
-#endif
-    case KOPT_RADAM:
-    case KOPT_RANGER: return 2;
-    default: return 0;
+    case KOPT_EMA: return 0;
+    default: return 2;
     }
 }
 
-KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_check_options_)
-/* Refuses an optimizer that no constructor made, one that uses what this build leaves out, and one with a field that is
-   out of range or does not apply to the rule. */
+/* What the fields of an optimizer must fulfil: the error and, for kopt_option_string(), the words of the first condition
+   that is false. */
+/* clang-format off */
+#define KOPT_CONDITIONS_(opt, MUST_)                                                                                   \
+    MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION,                                                    \
+          "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH")                        \
+    MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16")           \
+    MUST_((unsigned)opt->rounding <= (unsigned)KOPT_EXACT, OPTION, "rounding: it does not exist")                      \
+    MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,                                                   \
+          "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8")                                                  \
+    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION,                       \
+          "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST")                            \
+    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_FULLY_DECOUPLED, OPTION,                                         \
+          "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED")                                               \
+    MUST_(kopt_from_0_to_(opt->lr, opt->rule == KOPT_EMA ? 1 : largest), RANGE,                                        \
+          "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]")                                              \
+    MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED ||                                                                   \
+              (kopt_from_0_to_(opt->max_lr, largest) && !kopt_is_zero_(opt->max_lr)), RANGE,                           \
+          "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0")                                                \
+    MUST_(kopt_from_0_to_(opt->weight_decay, largest), RANGE, "weight_decay: finite, >= 0")                            \
+    MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE,     \
+          "grad_scale or clip: finite")                                                                                \
+    MUST_(opt->rule != KOPT_EMA ||                                                                                     \
+              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize), OPTION,   \
+          "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0")                                       \
+    MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA ||                                                            \
+              (kopt_from_0_below_1_(opt->beta1) && kopt_from_0_below_1_(opt->beta2)), RANGE,                           \
+          "beta1 or beta2: each in [0, 1)")                                                                            \
+    MUST_(opt->rule != KOPT_ADAN || kopt_from_0_below_1_(opt->beta3), RANGE, "beta3: in [0, 1)")                       \
+    MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 ||      \
+              kopt_normal_at_most_(opt->eps, largest), RANGE, "eps: at least 2^-126, finite")                          \
+    MUST_(opt->rule != KOPT_SGD ||                                                                                     \
+              (kopt_from_0_to_(opt->momentum, largest) && kopt_magnitude_at_most_(opt->dampening, largest)), RANGE,    \
+          "momentum or dampening: finite, momentum >= 0")                                                              \
+    MUST_(opt->rule != KOPT_SGD || !opt->nesterov ||                                                                   \
+              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)), OPTION,                                \
+          "nesterov: it needs momentum > 0 and dampening 0")                                                           \
+    MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_from_0_to_(opt->lookahead_rate, 1)), RANGE,         \
+          "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]")                                     \
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 ||                                                                              \
+              (kopt_from_0_to_(opt->atan2_a, largest) && kopt_normal_at_most_(opt->atan2_b, largest)), RANGE,          \
+          "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite")                                       \
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,                                     \
+          "amsgrad or stable: Adam-atan2 needs 0")                                                                     \
+    MUST_(opt->rule != KOPT_LION || KOPT_LAST_RULE_ == KOPT_ADAM_ATAN2 || kopt_is_zero_(opt->sharpness), OPTION,       \
+          "sharpness: smooth Lion needs KAHAN_OPT_VMATH")                                                              \
+    MUST_(opt->rule != KOPT_LION || kopt_from_0_to_(opt->sharpness, largest), RANGE, "sharpness: finite, >= 0")
+/* clang-format on */
+
+/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. */
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     const double largest = KOPT_3E38_;
     if (opt == NULL) return KOPT_ERROR_NULL;
     if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
-    if ((unsigned)opt->rule > (unsigned)KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
-    if (!kopt_format_valid_(opt->weight_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_format_valid_(opt->moment_format) && opt->moment_format != KOPT_Q8) return KOPT_ERROR_OPTION;
-    if ((unsigned)opt->rounding > (unsigned)KOPT_LAST_ROUNDING_) return KOPT_ERROR_OPTION;
-    if (((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) > 1u) return KOPT_ERROR_OPTION;
-    if ((unsigned)opt->decay_mode > (unsigned)KOPT_FULLY_DECOUPLED) return KOPT_ERROR_OPTION;
-    if (!kopt_from_0_to_(opt->lr, largest) || !kopt_from_0_to_(opt->weight_decay, largest)) return KOPT_ERROR_RANGE;
-    if (!kopt_magnitude_at_most_(opt->grad_scale, largest) || !kopt_magnitude_at_most_(opt->clip, largest))
-        return KOPT_ERROR_RANGE;
-    if (opt->decay_mode == KOPT_FULLY_DECOUPLED &&
-        (!kopt_from_0_to_(opt->max_lr, largest) || kopt_is_zero_(opt->max_lr)))
-        return KOPT_ERROR_RANGE;
-    if (opt->rule == KOPT_EMA) {
-        if (!kopt_from_0_to_(opt->lr, 1)) return KOPT_ERROR_RANGE;
-        if (!kopt_is_zero_(opt->weight_decay) || opt->moments_only || opt->zero_grad || opt->maximize)
-            return KOPT_ERROR_OPTION;
-    } else if (opt->rule != KOPT_SGD) {
-        if (!kopt_from_0_below_1_(opt->beta1) || !kopt_from_0_below_1_(opt->beta2)) return KOPT_ERROR_RANGE;
-        if (opt->rule == KOPT_ADAN && !kopt_from_0_below_1_(opt->beta3)) return KOPT_ERROR_RANGE;
-        if (opt->rule != KOPT_LION && opt->rule != KOPT_ADAM_ATAN2 && !kopt_normal_at_most_(opt->eps, largest))
-            return KOPT_ERROR_RANGE;
-#ifdef KAHAN_OPT_VMATH
-        if (opt->rule == KOPT_ADAM_ATAN2) {
-            if (!kopt_from_0_to_(opt->atan2_a, largest) || !kopt_normal_at_most_(opt->atan2_b, largest))
-                return KOPT_ERROR_RANGE;
-            if (opt->amsgrad || opt->stable) return KOPT_ERROR_OPTION;
-        }
-        if (opt->rule == KOPT_LION && !kopt_from_0_to_(opt->sharpness, largest)) return KOPT_ERROR_RANGE;
-#else
-        if (opt->rule == KOPT_LION && !kopt_is_zero_(opt->sharpness)) return KOPT_ERROR_OPTION;
-#endif
-        if (opt->rule == KOPT_RANGER && (opt->lookahead < 1 || !kopt_from_0_to_(opt->lookahead_rate, 1)))
-            return KOPT_ERROR_RANGE;
-    } else {
-        if (!kopt_from_0_to_(opt->momentum, largest)) return KOPT_ERROR_RANGE;
-        if (!kopt_magnitude_at_most_(opt->dampening, largest)) return KOPT_ERROR_RANGE;
-        if (opt->nesterov && (kopt_is_zero_(opt->momentum) || !kopt_is_zero_(opt->dampening))) return KOPT_ERROR_OPTION;
-    }
+#define MUST_(condition, error, words) \
+    if (!(condition)) return KOPT_ERROR_##error;
+    KOPT_CONDITIONS_(opt, MUST_)
+#undef MUST_
     return KOPT_OK;
+}
+
+KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
+    const double largest = KOPT_3E38_;
+    if (opt == NULL) return "the optimizer is NULL";
+    if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
+#define MUST_(condition, error, words) \
+    if (!(condition)) return words;
+    KOPT_CONDITIONS_(opt, MUST_)
+#undef MUST_
+    return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
 }
 
 /* ---- layout of a state block ---- */
 
-/* The options that determine the layout of a state block. */
-typedef struct kopt_state_format_ {
+/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is the size of
+   the block, 0 if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
+typedef struct kopt_layout_ {
     kopt_rule rule;
-    kopt_format weight, moment;
+    kopt_format weight_format, moment_format;
     kopt_rounding rounding;
     int moment_count;
-} kopt_state_format_;
-
-/* Where the arrays of a state block begin, in bytes from its start. total is the size of the block, 0 if it has no
-   arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
-typedef struct kopt_layout_ {
+    size_t n, weight_bytes, residual_bytes, moment_bytes; /* bytes of an element */
     size_t residual, moment[4], scale, slow, slow_residual, total;
 } kopt_layout_;
 
-KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_(const kopt_optimizer *opt) {
-    kopt_state_format_ format;
-    format.rule = opt->rule;
-    format.weight = opt->weight_format;
-    format.moment = opt->moment_format;
-    format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : opt->rounding;
-    format.moment_count = kopt_moments_(opt);
-    return format;
-}
-
-/* The same options from a step that was begun. */
-KOPT_SMALL_FN_ kopt_state_format_ kopt_state_format_of_step_(const kopt_step *s) {
-    kopt_state_format_ format;
-    format.rule = s->rule;
-    format.weight = s->weight_format;
-    format.moment = s->moment_format;
-    format.rounding = format.weight == KOPT_F32 ? KOPT_NEAREST : s->rounding;
-    format.moment_count = s->moment_count;
-    return format;
-}
-
 /* The number of blocks of 256 elements; the last one may be shorter. */
 static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
-KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }
+KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }    /* in a checkpoint  */
+KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
 
-/* Computes the layout for n elements. The caller has checked n: see kopt_n_valid_(). */
-KOPT_SMALL_FN_ void kopt_compute_layout_(kopt_layout_ *layout, const kopt_state_format_ *format, size_t n) {
-    const size_t residual_size = kopt_bytes_of_residual_(format->weight, format->rounding);
-    const size_t residual = kopt_round_up4_(n * residual_size);
-    const size_t moment = kopt_round_up4_(n * kopt_bytes_of_(format->moment));
-    const size_t slow = format->rule == KOPT_RANGER ? kopt_round_up4_(n * kopt_bytes_of_(format->weight)) : 0;
-    const size_t stride = moment + (format->moment == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
-    layout->residual = KOPT_HEADER_;
-    layout->moment[0] = layout->residual + residual; /* no loop, so that compilers propagate constants */
-    layout->moment[1] = layout->moment[0] + (format->moment_count > 0 ? stride : 0);
-    layout->moment[2] = layout->moment[1] + (format->moment_count > 1 ? stride : 0);
-    layout->moment[3] = layout->moment[2] + (format->moment_count > 2 ? stride : 0);
-    layout->total = layout->slow = layout->moment[3] + (format->moment_count > 3 ? stride : 0);
-    layout->scale = moment;
-    layout->slow_residual = layout->slow + slow;
-    if (slow != 0) layout->total = layout->slow_residual + residual;
-    if ((residual_size == 0 && format->moment_count == 0) || (n == 0)) layout->total = 0;
+/* The caller has checked n: see kopt_n_valid_(). */
+static kopt_layout_ kopt_make_layout_(kopt_rule rule, kopt_format weight, kopt_format moment, kopt_rounding rounding,
+                                      int moment_count, size_t n) {
+    kopt_layout_ l;
+    size_t at = KOPT_HEADER_, bytes;
+    int m;
+    l.rule = rule;
+    l.weight_format = weight;
+    l.moment_format = moment;
+    l.rounding = weight == KOPT_F32 ? KOPT_NEAREST : rounding;
+    l.moment_count = moment_count;
+    l.n = n;
+    l.weight_bytes = kopt_bytes_of_(weight);
+    l.residual_bytes = kopt_bytes_of_residual_(weight, rounding);
+    l.moment_bytes = kopt_bytes_of_(moment);
+    l.scale = kopt_round_up16_(n * l.moment_bytes);
+    bytes = l.scale + (moment == KOPT_Q8 ? kopt_round_up16_(4 * kopt_blocks_(n)) : 0);
+    l.residual = at;
+    at += kopt_round_up16_(n * l.residual_bytes);
+    for (m = 0; m < 4; m++) {
+        l.moment[m] = at;
+        if (m < moment_count) at += bytes;
+    }
+    l.slow = at;
+    if (rule == KOPT_RANGER) at += kopt_round_up16_(n * l.weight_bytes);
+    l.slow_residual = at;
+    if (rule == KOPT_RANGER) at += kopt_round_up16_(n * l.residual_bytes);
+    l.total = at == KOPT_HEADER_ ? 0 : at;
+    return l;
 }
 
-KOPT_SMALL_FN_ kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
-    const kopt_state_format_ format = kopt_state_format_of_(opt);
-    kopt_layout_ layout;
-    kopt_compute_layout_(&layout, &format, n);
-    return layout;
+static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
+    return kopt_make_layout_(opt->rule, opt->weight_format, opt->moment_format, opt->rounding, kopt_moments_(opt), n);
 }
 
-/* The layout of the state block that a step expects. */
-KOPT_SMALL_FN_ void kopt_compute_step_layout_(kopt_layout_ *layout, const kopt_step *s, size_t n) {
-    const kopt_state_format_ format = kopt_state_format_of_step_(s);
-    kopt_compute_layout_(layout, &format, n);
+static kopt_layout_ kopt_layout_of_step_(const kopt_step *s, size_t n) {
+    return kopt_make_layout_(s->rule, s->weight_format, s->moment_format, s->rounding, s->moment_count, n);
 }
 
 /* The limit keeps all sizes in bytes below SIZE_MAX: a state block has fewer than 32 bytes per element. */
@@ -7289,8 +7207,8 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
    bytes: the rounding in byte 7, the number of moments in byte 9, and 0 in bytes 10 and 32 to 63.
 
    The arrays follow: residual[n], then each moment[n] (an 8-bit moment: its codes, then its scales), then for Ranger
-   the slow weights[n] and their residual[n]. Zeros pad each array to a multiple of 4 bytes. The arrays have the
-   machine's byte order in memory; they are little-endian in a checkpoint. */
+   the slow weights[n] and their residual[n]. Zeros pad each array to a multiple of 16 bytes; in a checkpoint, to a
+   multiple of 4. The arrays have the machine's byte order; in a checkpoint they are little-endian. */
 
 /* Stores the low `bytes` bytes of value in little-endian order. */
 static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
@@ -7345,21 +7263,18 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
 /* Writes the 64 bytes at h: the header of a state block of this optimizer, for a tensor with this id, n and
    first_index. */
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
-                                   uint64_t first_index) {
-    const kopt_state_format_ format = kopt_state_format_of_(opt);
-    int i;
+                              uint64_t first_index) {
+    memset(h, 0, KOPT_HEADER_);
     kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
     h[4] = KOPT_BLOCK_VERSION_;
     h[5] = (kopt_byte_)opt->rule;
     h[6] = (kopt_byte_)opt->weight_format;
-    h[7] = (kopt_byte_)format.rounding;
+    h[7] = (kopt_byte_)(opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding);
     h[8] = kopt_format_byte_(opt->moment_format);
-    h[9] = (kopt_byte_)format.moment_count;
-    h[10] = h[11] = 0;
+    h[9] = (kopt_byte_)kopt_moments_(opt);
     kopt_store_le_(h + 12, id, 4);
     kopt_store_le_(h + 16, n, 8);
     kopt_store_le_(h + 24, first_index, 8);
-    for (i = 32; i < KOPT_HEADER_; i += 8) kopt_store_le_(h + i, 0, 8);
 }
 
 /* The same in a checkpoint: with bytes 7, 9, 10 and 32 to 63. */
@@ -7381,29 +7296,25 @@ static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, ui
 }
 
 /* Does h look like a header? */
-static KOPT_FORCE_INLINE_ int kopt_header_valid_(const kopt_byte_ *h) {
+static int kopt_header_valid_(const kopt_byte_ *h) {
     return kopt_load_le32_(h) == 0x54504F4Bu && h[4] == KOPT_BLOCK_VERSION_ && h[10] <= 1 && h[11] == 0;
 }
 
-/* Checks that a block belongs to the optimizer and the tensor. */
-static KOPT_FORCE_INLINE_ kopt_result kopt_check_header_(const kopt_byte_ *h, const kopt_state_format_ *format,
-                                                         const kopt_tensor *t) {
+/* Checks that a block belongs to the optimizer and the tensor. Call it before kopt_check_memory_(): an optimizer with other formats expects another size, and
+   KOPT_ERROR_MISMATCH explains that better than KOPT_ERROR_SIZE. */
+static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
+    const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
+    if (l->total == 0) return KOPT_OK;
+    if (h == NULL) return KOPT_ERROR_NULL;
+    if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || h[10] != 0) return KOPT_ERROR_STATE;
-    if (h[5] != (kopt_byte_)format->rule || h[6] != (kopt_byte_)format->weight ||
-        h[7] != (kopt_byte_)format->rounding || h[8] != kopt_format_byte_(format->moment) ||
-        h[9] != (kopt_byte_)format->moment_count)
+    if (h[5] != (kopt_byte_)l->rule || h[6] != (kopt_byte_)l->weight_format || h[7] != (kopt_byte_)l->rounding ||
+        h[8] != kopt_format_byte_(l->moment_format) || h[9] != (kopt_byte_)l->moment_count ||
+        kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n ||
+        kopt_load_le64_(h + 24) != t->first_index)
         return KOPT_ERROR_MISMATCH;
     if (kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
     return kopt_load_le64_(h + 24) == t->first_index ? KOPT_OK : KOPT_ERROR_MISMATCH;
-}
-
-/* Checks the header. Call it before kopt_check_memory_(): an optimizer with other formats expects another size, and
-   KOPT_ERROR_MISMATCH explains that better than KOPT_ERROR_SIZE. */
-static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_state_format_ *format, size_t total) {
-    if (t->n == 0 || total == 0) return KOPT_OK;
-    if (t->state == NULL) return KOPT_ERROR_NULL;
-    if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    return kopt_check_header_((const kopt_byte_ *)t->state, format, t);
 }
 
 /* ---- checks of memory ---- */
@@ -7434,11 +7345,10 @@ static KOPT_FORCE_INLINE_ kopt_memory_range_ *kopt_add_memory_range_(kopt_memory
 }
 
 /* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
-static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, size_t weight_bytes,
-                                               size_t state_bytes) {
+static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, const kopt_layout_ *l) {
     if (t->n != 0) {
-        to = kopt_add_memory_range_(to, t->weight, t->n * weight_bytes, KOPT_WEIGHTS_);
-        to = kopt_add_memory_range_(to, t->state, state_bytes, KOPT_STATE_);
+        to = kopt_add_memory_range_(to, t->weight, t->n * l->weight_bytes, KOPT_WEIGHTS_);
+        to = kopt_add_memory_range_(to, t->state, l->total, KOPT_STATE_);
         to = kopt_add_memory_range_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
         to = kopt_add_memory_range_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
     }
@@ -7453,13 +7363,13 @@ static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, 
 /* Checks that no required pointer is NULL, that the state block is large enough, and that no two memory ranges
    overlap. Without needs_grad the gradient may be NULL and may overlap the others. A build with guards but without
    checks tests only the size of the block. */
-static kopt_result kopt_check_memory_(const kopt_tensor *t, size_t weight_bytes, size_t state_bytes, int needs_grad) {
+static kopt_result kopt_check_memory_(const kopt_tensor *t, const kopt_layout_ *l, int needs_grad) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
     if (t->n == 0) return KOPT_OK;
     if (t->weight == NULL || (needs_grad && t->grad == NULL)) return KOPT_ERROR_NULL;
-    if (state_bytes != 0 && t->state == NULL) return KOPT_ERROR_NULL;
-    if (t->state_size < state_bytes) return KOPT_ERROR_SIZE;
-    end = kopt_memory_ranges_(span, t, weight_bytes, state_bytes);
+    if (l->total != 0 && t->state == NULL) return KOPT_ERROR_NULL;
+    if (t->state_size < l->total) return KOPT_ERROR_SIZE;
+    end = kopt_memory_ranges_(span, t, l);
     for (a = span; a != end; a++)
         for (b = span; b != a; b++)
             if (kopt_ranges_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
@@ -7479,191 +7389,145 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_f
     return KOPT_OK;
 }
 
-/* Checks that opt, t and its state block belong together. */
-static kopt_result kopt_check_state_(const kopt_optimizer *opt, const kopt_tensor *t) {
+/* Checks that opt, t and its state block belong together, and computes the layout. */
+static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_result result = kopt_check_options_(opt);
-    kopt_layout_ layout;
-    kopt_state_format_ format;
     if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
-    format = kopt_state_format_of_(opt);
-    kopt_compute_layout_(&layout, &format, t->n);
-    result = kopt_check_block_(t, &format, layout.total);
-    if (result != KOPT_OK) return result;
-    return kopt_check_memory_(t, kopt_bytes_of_(opt->weight_format), layout.total, 0);
+    *layout = kopt_layout_for_(opt, t->n);
+    result = kopt_check_block_(t, layout);
+    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 0);
 }
 
 /* ---- state: init, read and write ---- */
 
-KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_write_weight_)
-/* Stores an fp32 value, given by its bits, as a weight and its residual (NULL if there is none), rounded to nearest. */
-static void kopt_write_weight_(const kopt_optimizer *opt, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
-    const kopt_format format = opt->weight_format;
-    const kopt_rounding rounding = opt->rounding;
+/* Stores an fp32 value, given by its bits, as a weight and its residual, rounded to nearest. */
+static void kopt_write_weight_(const kopt_layout_ *l, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
+    const kopt_format format = l->weight_format;
     const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
     const float x = kopt_as_f32_(bits);
-    uint32_t u, residual_bits;
+    uint32_t u, kept = 0;
     if (format == KOPT_F32) {
         kopt_store32_(weight, bits); /* not x: an x87 register makes a signaling NaN quiet */
-    } else if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
-        u = kopt_extended_scalar_(x, format, NULL);
-        if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
-        residual_bits = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
-        u = (u + 0x8000u) >> 16;
-        if ((u & infinity) == infinity) residual_bits = 0;
-        kopt_store16_(weight, u);
-        if (rounding == KOPT_COMPACT)
-            *residual = (kopt_byte_)residual_bits;
-        else
-            kopt_store16_(residual, residual_bits);
-    } else {
-        u = rounding == KOPT_KAHAN ? kopt_round_kahan16_scalar_(x, format) : kopt_round_nearest16_scalar_(x, format);
-        kopt_store16_(weight, u);
-        if (rounding == KOPT_KAHAN) {
-            float compensation = kopt_sub_(x, kopt_widen_scalar_(u, format));
-            if (format == KOPT_FP16) compensation *= 2048;
-            kopt_store16_(residual,
-                          (u & infinity) == infinity ? 0 : kopt_round_nearest16_scalar_(compensation, format));
-        }
+        return;
     }
+    if (l->rounding == KOPT_EXACT || l->rounding == KOPT_COMPACT) {
+        u = kopt_extended_scalar_(x, format, NULL);
+        if (l->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
+        kept = l->rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
+        u = (u + 0x8000u) >> 16;
+    } else {
+        u = l->rounding == KOPT_KAHAN ? kopt_round_kahan16_scalar_(x, format) : kopt_round_nearest16_scalar_(x, format);
+        if (l->rounding == KOPT_KAHAN)
+            kept = kopt_round_nearest16_scalar_(
+                kopt_mul_(kopt_sub_(x, kopt_widen_scalar_(u, format)), format == KOPT_FP16 ? 2048 : 1), format);
+    }
+    kopt_store16_(weight, u);
+    if (l->residual_bytes != 0)
+        kopt_store_at_scalar_(residual, 0, l->residual_bytes, (u & infinity) == infinity ? 0 : kept);
 }
 
-/* One weight, including its residual, as fp32. */
-static float kopt_read_weight_(const kopt_optimizer *opt, const kopt_byte_ *weight, const kopt_byte_ *residual) {
-    const kopt_format format = opt->weight_format;
-    float compensation;
-    if (format == KOPT_F32) return kopt_as_f32_(kopt_load32_(weight));
-    if (opt->rounding == KOPT_EXACT)
-        return kopt_full_weight_scalar_(KOPT_EXACT, format, kopt_load16_(weight), kopt_load16_(residual), NULL);
-    if (opt->rounding == KOPT_COMPACT)
-        return kopt_full_weight_scalar_(KOPT_COMPACT, format, kopt_load16_(weight),
-                                        ((uint32_t)*residual ^ 0x80u) - 0x80u, NULL);
-    if (opt->rounding != KOPT_KAHAN) return kopt_widen_scalar_(kopt_load16_(weight), format);
-    compensation = kopt_widen_scalar_(kopt_load16_(residual), format);
-    if (format == KOPT_FP16) compensation *= 1.0f / 2048;
-    return kopt_add_(kopt_widen_scalar_(kopt_load16_(weight), format), compensation);
+/* Copies weights, including their residuals, to out as fp32. */
+static void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight, const kopt_byte_ *residual,
+                               float *out) {
+    kopt_environment_ environment;
+    kopt_kind_ kind;
+    size_t i;
+    memset(&kind, 0, sizeof kind);
+    kind.weight = l->weight_format;
+    kind.rounding = l->rounding;
+    kopt_enter_(&environment);
+    for (i = 0; i < l->n; i++) {
+        const uint32_t kept = l->residual_bytes == 0 ? 0 : kopt_load_at_scalar_(residual, i, l->residual_bytes);
+        float compensation, x;
+        x = kopt_load_weight_scalar_(kind, kopt_load_at_scalar_(weight, i, l->weight_bytes), kept, &compensation, NULL);
+        if (l->rounding == KOPT_KAHAN) x = kopt_add_(x, compensation);
+        kopt_store32_((kopt_byte_ *)out + 4 * i, kopt_as_u32_(x));
+    }
+    kopt_leave_(&environment);
 }
 
-/* Fills t->copy, if there is one, from the weights. */
-static void kopt_refresh_copy_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    if (t->copy != NULL &&
-        kopt_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n) != KOPT_OK)
+/* After the weights have been set: fills t->copy, if there is one, and Ranger's slow weights. */
+static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow) {
+    kopt_byte_ *state = (kopt_byte_ *)t->state;
+    if (slow && l->rule == KOPT_RANGER) {
+        memcpy(state + l->slow, t->weight, t->n * l->weight_bytes);
+        memcpy(state + l->slow_residual, state + l->residual, t->n * l->residual_bytes);
+    }
+    if (t->copy != NULL && kopt_convert(t->copy, t->copy_format, t->weight, l->weight_format, t->n) != KOPT_OK)
         return; /* cannot be: the caller has checked the copy */
 }
 
-/* Ranger: copies the weights and their residuals to the slow weights. Other rules: does nothing. */
-static void kopt_init_slow_weights_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
-    kopt_byte_ *state = (kopt_byte_ *)t->state;
-    if (opt->rule != KOPT_RANGER) return;
-    memcpy(state + layout.slow, t->weight, t->n * kopt_bytes_of_(opt->weight_format));
-    memcpy(state + layout.slow_residual, state + layout.residual,
-           t->n * kopt_bytes_of_residual_(opt->weight_format, opt->rounding));
-}
-
-/* The checks of kopt_state_init(), which read no memory of the tensor. Computes the layout. */
-static KOPT_FORCE_INLINE_ kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *t,
-                                                       const float *weights, kopt_layout_ *layout) {
-    kopt_result result = kopt_check_options_(opt);
-    size_t weight_bytes;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
-    if (result != KOPT_OK) return result;
-    *layout = kopt_layout_for_(opt, t->n);
-    weight_bytes = kopt_bytes_of_(opt->weight_format);
-    result = kopt_check_memory_(t, weight_bytes, layout->total, 0);
-    if (result != KOPT_OK || (t->n == 0)) return result;
-    if (kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes) ||
-        kopt_overlap_(weights, t->n * 4, t->state, layout->total) ||
-        kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts))
-        return KOPT_ERROR_OVERLAP;
-    if (!(weights == t->copy && t->copy_format == KOPT_F32) &&
-        kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format)))
-        return KOPT_ERROR_OVERLAP;
-    return KOPT_OK;
-}
+static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *in);
 
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
-    kopt_environment_ environment;
-    kopt_layout_ layout;
-    kopt_byte_ *weight, *state;
-    size_t i, weight_bytes, residual_bytes;
-    const kopt_result result = kopt_check_init_(opt, t, weights, &layout);
-    if (result != KOPT_OK || (t->n == 0)) return result;
-    weight_bytes = kopt_bytes_of_(opt->weight_format);
-    residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    weight = (kopt_byte_ *)t->weight;
-    state = (kopt_byte_ *)t->state;
-    if (layout.total != 0) {
-        kopt_make_header_(state, opt, t->id, t->n, t->first_index);
-        memset(state + KOPT_HEADER_, 0, layout.total - KOPT_HEADER_);
-    }
-    if (weights != NULL) {
-        kopt_enter_(&environment);
-        for (i = 0; i < t->n; i++)
-            kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? NULL : state + layout.residual + i * residual_bytes,
-                               kopt_load32_((const kopt_byte_ *)(weights + i)));
-        kopt_leave_(&environment);
-    }
-    kopt_init_slow_weights_(opt, t);
-    kopt_refresh_copy_(opt, t);
-    return KOPT_OK;
-}
-
-/* Does the state block hold the square roots of this slot? It does for means of squares in fp16 and 8 bits. */
-static int kopt_slot_stores_root_(const kopt_optimizer *opt, kopt_slot slot) {
-    return (opt->moment_format == KOPT_FP16 || opt->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
-           kopt_is_square_(opt->rule, (int)slot - 1);
-}
-
-/* Checks a call that reads or writes a slot. values is the caller's array with `bytes` bytes per element, or per block
-   of 256 elements if per_block is 1. Of the tensor's memory it may overlap only the gradient. */
-static kopt_result kopt_check_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const void *values,
-                                    size_t bytes, int per_block) {
-    kopt_result result = kopt_check_state_(opt, t);
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
-    size_t n;
+    kopt_result result = kopt_check_options_(opt);
+    kopt_byte_ *state;
+    kopt_layout_ l;
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
-    if ((unsigned)slot > (unsigned)(kopt_moments_(opt))) return KOPT_ERROR_OPTION;
-    if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
-    n = per_block ? kopt_blocks_(t->n) : t->n;
-    end = kopt_memory_ranges_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
-    for (a = span; a != end; a++)
-        if (a->what != KOPT_GRADS_ && kopt_overlap_(values, n * bytes, a->at, a->size)) return KOPT_ERROR_OVERLAP;
+    l = kopt_layout_for_(opt, t->n);
+    result = kopt_check_memory_(t, &l, 0);
+    if (result != KOPT_OK || t->n == 0) return result;
+    state = (kopt_byte_ *)t->state;
+    if (kopt_overlap_(weights, t->n * 4, t->weight, t->n * l.weight_bytes) ||
+        kopt_overlap_(weights, t->n * 4, state, l.total) ||
+        kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts) ||
+        (!(weights == t->copy && t->copy_format == KOPT_F32) &&
+         kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format))))
+        return KOPT_ERROR_OVERLAP;
+    if (l.total != 0) {
+        kopt_make_header_(state, opt, t->id, t->n, t->first_index);
+        memset(state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
+    }
+    if (weights != NULL) kopt_write_slot_(&l, t, KOPT_WEIGHT, weights);
+    kopt_refresh_(&l, t, 1);
     return KOPT_OK;
+}
+
+/* Checks a call that reads or writes a slot. Of the tensor's memory, the n fp32 values may overlap only the gradient. */
+static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
+                                    const void *values) {
+    kopt_result result = kopt_check_state_(l, opt, t);
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
+    if (result != KOPT_OK) return result;
+    if ((unsigned)slot > (unsigned)l->moment_count) return KOPT_ERROR_OPTION;
+    if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
+    end = kopt_memory_ranges_(span, t, l);
+    for (a = span; a != end; a++)
+        if (a->what != KOPT_GRADS_ && kopt_overlap_(values, t->n * 4, a->at, a->size)) return KOPT_ERROR_OVERLAP;
+    return KOPT_OK;
+}
+
+/* The moment of a slot. *is_root: does it hold the square roots? */
+static kopt_byte_ *kopt_slot_moment_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, int *is_root) {
+    *is_root = (l->moment_format == KOPT_FP16 || l->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
+               kopt_is_square_(l->rule, (int)slot - 1);
+    return slot == KOPT_WEIGHT ? NULL : (kopt_byte_ *)t->state + l->moment[slot - 1];
 }
 
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
-    kopt_result result = kopt_check_slot_(opt, t, slot, out, 4, 0);
     kopt_environment_ environment;
-    const kopt_byte_ *weight, *state, *moment;
-    kopt_layout_ layout;
-    size_t i, weight_bytes, residual_bytes, moment_bytes;
+    const kopt_byte_ *moment;
+    kopt_layout_ l;
+    size_t i;
     int is_root;
+    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
     if (result != KOPT_OK || t->n == 0) return result;
-    is_root = kopt_slot_stores_root_(opt, slot);
-    layout = kopt_layout_for_(opt, t->n);
-    weight = (const kopt_byte_ *)t->weight;
-    state = (const kopt_byte_ *)t->state;
-    weight_bytes = kopt_bytes_of_(opt->weight_format);
-    residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    moment_bytes = kopt_bytes_of_(opt->moment_format);
+    if (slot == KOPT_WEIGHT) {
+        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, (const kopt_byte_ *)t->state + KOPT_HEADER_, out);
+        return KOPT_OK;
+    }
+    moment = kopt_slot_moment_(&l, t, slot, &is_root);
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i++) {
         float x;
-        if (slot == KOPT_WEIGHT) {
-            x = kopt_read_weight_(opt, weight + i * weight_bytes,
-                                  residual_bytes == 0 ? NULL : state + layout.residual + i * residual_bytes);
-        } else if (opt->moment_format == KOPT_Q8) {
-            moment = state + layout.moment[slot - KOPT_FIRST_MOMENT];
-            x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + layout.scale + i / KOPT_BLOCK_ * 4)),
+        if (l.moment_format == KOPT_Q8)
+            x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + l.scale + i / KOPT_BLOCK_ * 4)),
                                     is_root);
-            if (is_root) x = kopt_mul_scalar_(x, x);
-        } else {
-            moment = state + layout.moment[slot - KOPT_FIRST_MOMENT] + i * moment_bytes;
-            x = kopt_widen_scalar_(moment_bytes == 4 ? kopt_load32_(moment) : kopt_load16_(moment), opt->moment_format);
-            if (is_root) x = kopt_mul_scalar_(x, x);
-        }
+        else
+            x = kopt_widen_scalar_(kopt_load_at_scalar_(moment, i, l.moment_bytes), l.moment_format);
+        if (is_root) x = kopt_mul_(x, x);
         kopt_store32_((kopt_byte_ *)out + 4 * i, kopt_as_u32_(x));
     }
     kopt_leave_(&environment);
@@ -7681,57 +7545,42 @@ static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_b
     kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
 }
 
-/* Writes elements [begin, end) of a slot from end - begin fp32 values at in. begin is a multiple of 256. The caller has
-   called kopt_enter_(). */
-static void kopt_write_slot_(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, const kopt_byte_ *in,
-                             size_t begin, size_t end) {
-    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
-    const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
-    const size_t moment_bytes = slot == KOPT_WEIGHT ? 0 : kopt_bytes_of_(opt->moment_format);
-    const int is_root = kopt_slot_stores_root_(opt, slot);
-    kopt_byte_ *const weight = (kopt_byte_ *)t->weight, *const state = (kopt_byte_ *)t->state;
-    kopt_byte_ *const moments = slot == KOPT_WEIGHT ? weight : state + layout.moment[slot - KOPT_FIRST_MOMENT];
-    size_t i, n;
-    for (i = begin; i < end; i += n, in += 4 * n) {
-        const uint32_t bits = kopt_load32_(in);
-        kopt_byte_ *const moment = moments + i * moment_bytes;
-        float x = kopt_as_f32_(bits);
-        uint32_t rounded;
-        n = 1;
+/* Writes a slot from n fp32 values. */
+static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *values) {
+    const kopt_byte_ *const in = (const kopt_byte_ *)values;
+    kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
+    kopt_byte_ *const residual = (kopt_byte_ *)t->state + (l->residual_bytes == 0 ? 0 : l->residual);
+    int is_root;
+    kopt_byte_ *const moment = kopt_slot_moment_(l, t, slot, &is_root);
+    kopt_environment_ environment;
+    size_t i, n = 1;
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i += n) {
+        uint32_t bits = kopt_load32_(in + 4 * i);
         if (slot == KOPT_WEIGHT) {
-            kopt_write_weight_(opt, weight + i * weight_bytes,
-                               residual_bytes == 0 ? NULL : state + layout.residual + i * residual_bytes, bits);
-            continue;
+            kopt_write_weight_(l, weight + i * l->weight_bytes, residual + i * l->residual_bytes, bits);
+        } else if (l->moment_format == KOPT_Q8) {
+            n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
+            kopt_encode_block_(moment + i, moment + l->scale + i / KOPT_BLOCK_ * 4, in + 4 * i, n, is_root);
+        } else {
+            if (l->moment_format != KOPT_F32) {
+                const float x = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
+                bits = kopt_round_nearest16_scalar_(x, l->moment_format);
+                if (is_root && bits == 0 && kopt_as_u32_(x) != 0) bits = 1; /* a positive root never becomes 0 */
+            }
+            kopt_store_at_scalar_(moment, i, l->moment_bytes, bits);
         }
-        if (opt->moment_format == KOPT_Q8) {
-            n = end - i < KOPT_BLOCK_ ? end - i : KOPT_BLOCK_;
-            kopt_encode_block_(moment, moments + layout.scale + i / KOPT_BLOCK_ * 4, in, n, is_root);
-            continue;
-        }
-        if (opt->moment_format == KOPT_F32) {
-            kopt_store32_(moment, bits);
-            continue;
-        }
-        if (is_root) x = kopt_sqrt_(x);
-        rounded = kopt_round_nearest16_scalar_(x, opt->moment_format);
-        if (is_root && rounded == 0 && kopt_as_u32_(x) != 0) rounded = 1; /* a positive root never becomes 0 */
-        kopt_store16_(moment, rounded);
     }
+    kopt_leave_(&environment);
 }
 
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in) {
-    const kopt_result result = kopt_check_slot_(opt, t, slot, in, 4, 0);
-    kopt_environment_ environment;
+    kopt_layout_ l;
+    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, in);
     if (result != KOPT_OK || t->n == 0) return result;
-    kopt_enter_(&environment);
-    kopt_write_slot_(opt, t, slot, (const kopt_byte_ *)in, 0, t->n);
-    kopt_leave_(&environment);
-    if (slot == KOPT_WEIGHT) {
-        kopt_init_slow_weights_(opt, t);
-        kopt_refresh_copy_(opt, t);
-    }
+    kopt_write_slot_(&l, t, slot, in);
+    if (slot == KOPT_WEIGHT) kopt_refresh_(&l, t, 1);
     return KOPT_OK;
 }
 
@@ -7819,22 +7668,19 @@ static KOPT_FORCE_INLINE_ kopt_array_ *kopt_add_array_(kopt_array_ *to, kopt_byt
 }
 
 /* Lists the arrays of a state block in array[], in the order of their places. Returns the end of the list. */
-static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_optimizer *opt, const kopt_tensor *t) {
-    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
+static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_layout_ *l, const kopt_tensor *t) {
     kopt_byte_ *state = (kopt_byte_ *)t->state;
-    const size_t weight_bytes = kopt_bytes_of_(opt->weight_format), moment_bytes = kopt_bytes_of_(opt->moment_format);
-    const size_t residual_bytes = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
     int i;
-    if (t->n == 0 || layout.total == 0) return array;
-    array = kopt_add_array_(array, state + layout.residual, t->n, residual_bytes);
-    for (i = 0; i < kopt_moments_(opt); i++) {
-        array = kopt_add_array_(array, state + layout.moment[i], t->n, moment_bytes);
-        if (opt->moment_format == KOPT_Q8)
-            array = kopt_add_array_(array, state + layout.moment[i] + layout.scale, kopt_blocks_(t->n), 4);
+    if (l->total == 0) return array;
+    array = kopt_add_array_(array, state + l->residual, l->n, l->residual_bytes);
+    for (i = 0; i < l->moment_count; i++) {
+        array = kopt_add_array_(array, state + l->moment[i], l->n, l->moment_bytes);
+        if (l->moment_format == KOPT_Q8)
+            array = kopt_add_array_(array, state + l->moment[i] + l->scale, kopt_blocks_(l->n), 4);
     }
-    if (opt->rule != KOPT_RANGER) return array;
-    array = kopt_add_array_(array, state + layout.slow, t->n, weight_bytes);
-    return kopt_add_array_(array, state + layout.slow_residual, t->n, residual_bytes);
+    if (l->rule != KOPT_RANGER) return array;
+    array = kopt_add_array_(array, state + l->slow, l->n, l->weight_bytes);
+    return kopt_add_array_(array, state + l->slow_residual, l->n, l->residual_bytes);
 }
 
 /* Makes the optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a
@@ -7842,7 +7688,9 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_optimizer 
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
     const kopt_rule rule = (kopt_rule)h[5];
     const int sgd = rule == KOPT_SGD, moments = h[9] & 7;
-    kopt_optimizer made = kopt_make_optimizer_(rule, 0, KOPT_L2, 0);
+    kopt_optimizer made = kopt_make_optimizer_(rule, 0);
+    made.decay_mode = KOPT_L2;
+    made.weight_decay = 0;
     made.weight_format = (kopt_format)h[6];
     made.rounding = (kopt_rounding)(h[7] & 15);
     made.moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
@@ -7865,13 +7713,13 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
     }
     /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
     if (sgd && moments != 0 && !kopt_less_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
-    if (rule == KOPT_ADAN || rule == KOPT_RANGER || made.stable) made.eps = KOPT_1E_MINUS_6_;
+    if (made.stable) made.eps = KOPT_1E_MINUS_6_;
     *opt = made;
 }
 
 /* Do the options in a header exist? */
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
-    return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_LAST_ROUNDING_ &&
+    return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_EXACT &&
            h[8] <= kopt_format_byte_(KOPT_Q8) && (h[9] & 7u) <= 4u && (h[9] >> 4 & 3u) <= KOPT_FULLY_DECOUPLED;
 }
 
@@ -7952,8 +7800,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
-KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_compute_scalars_)
-/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float. */
+/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float (never without checks). */
 KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_rule rule = opt->rule;
     const kopt_decay_mode decay_mode = opt->decay_mode;
@@ -8041,21 +7888,13 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 
 /* ---- running a step ---- */
 
-/* For each kopt_rule: how many moments it always has, and how many more are optional. */
-static const kopt_byte_ kopt_required_moments_[] = {0, 2, 1, 4, 2, 2, 0, 2};
-static const kopt_byte_ kopt_optional_moments_[] = {1, 1, 0, 0, 0, 0, 0, 0};
-KOPT_RULES_UP_TO_((int)(sizeof kopt_required_moments_) - 1, kopt_required_moments_)
-KOPT_RULES_UP_TO_((int)(sizeof kopt_optional_moments_) - 1, kopt_optional_moments_)
-
 /* Could kopt_step_begin() have made this step? Detects most uninitialized memory. The kernels do not check the formats,
    roundings and moments of a step again. */
 static int kopt_step_valid_(const kopt_step *s) {
     const unsigned rule = (unsigned)s->rule, moments = (unsigned)s->moment_count;
-    return rule <= (unsigned)KOPT_LAST_RULE_ &&
-           moments - kopt_required_moments_[rule] <= kopt_optional_moments_[rule] &&
-           kopt_format_valid_(s->weight_format) &&
-           (kopt_format_valid_(s->moment_format) || s->moment_format == KOPT_Q8) &&
-           (unsigned)s->rounding <= (unsigned)KOPT_LAST_ROUNDING_ &&
+    return rule <= (unsigned)KOPT_LAST_RULE_ && moments - kopt_rules_[rule].moments <= kopt_rules_[rule].optional &&
+           kopt_format_valid_(s->weight_format) && (unsigned)s->moment_format <= (unsigned)KOPT_Q8 &&
+           (unsigned)s->rounding <= (unsigned)KOPT_EXACT &&
            ((unsigned)s->moment_rounding | (unsigned)s->compensation_rounding) <= 1u &&
            (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
            (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
@@ -8070,14 +7909,11 @@ KOPT_SMALL_FN_ kopt_result kopt_check_began_(const kopt_step *s) {
 /* Checks a step with one tensor, and computes the layout of the state block. */
 KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
     kopt_result result = kopt_check_began_(s);
-    kopt_state_format_ format;
     if (result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
     if (result != KOPT_OK) return result;
-    format = kopt_state_format_of_step_(s);
-    kopt_compute_layout_(layout, &format, t->n);
-    result = kopt_check_block_(t, &format, layout->total);
-    if (result != KOPT_OK) return result;
-    return kopt_check_memory_(t, kopt_bytes_of_(s->weight_format), layout->total, 1);
+    *layout = kopt_layout_of_step_(s, t->n);
+    result = kopt_check_block_(t, layout);
+    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
 }
 
 /* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
@@ -8261,8 +8097,7 @@ KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *layout, const kopt_step 
 
 /* The same for a tensor that kopt_check_list_() has checked. */
 KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
-    kopt_layout_ layout;
-    kopt_compute_step_layout_(&layout, s, t->n);
+    const kopt_layout_ layout = kopt_layout_of_step_(s, t->n);
     kopt_run_whole_(&layout, s, t);
 }
 
@@ -8296,11 +8131,11 @@ typedef struct kopt_neighbours_ {
    bytes, or forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using
    one state block, because a block belongs to an id. */
 static KOPT_FORCE_INLINE_ kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t,
-                                                             size_t weight_bytes, size_t state_bytes, int zero_grad) {
+                                                             const kopt_layout_ *l, int zero_grad) {
     kopt_memory_range_ *end;
     if (t->n == 0) return KOPT_OK;
     list->current = !list->current;
-    end = kopt_memory_ranges_(list->span[list->current], t, weight_bytes, state_bytes);
+    end = kopt_memory_ranges_(list->span[list->current], t, l);
     if (list->previous != NULL) {
         if (kopt_tensors_overlap_(list->span[!list->current], list->previous_end, list->span[list->current], end,
                                   zero_grad))
@@ -8322,9 +8157,7 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
     list.current = 0;
     for (i = 0; i < count; i++) {
         kopt_result result = kopt_check_step_(&layout, s, &tensors[i]);
-        if (result == KOPT_OK)
-            result = kopt_check_neighbours_(&list, &tensors[i], kopt_bytes_of_(s->weight_format), layout.total,
-                                            s->zero_grad);
+        if (result == KOPT_OK) result = kopt_check_neighbours_(&list, &tensors[i], &layout, s->zero_grad);
         if (result != KOPT_OK) return result;
     }
     return KOPT_OK;
@@ -8604,9 +8437,6 @@ static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expe
     result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     kopt_make_save_header_(expected, opt, kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
-#if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ == 4
-    memcpy(expected + 48, h + 48, 120); /* numbers that another machine has not rounded */
-#endif
     return kopt_check_saved_(h, expected, KOPT_SAVE_HEADER_);
 }
 
@@ -8632,19 +8462,18 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     }
     for (i = 0; i < count && s->result == KOPT_OK; i++) {
         const kopt_tensor *t = &tensors[i];
+        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
         kopt_make_saved_header_(expected, saved, t->id, t->n, t->first_index);
         kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : found, KOPT_HEADER_);
         if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
             kopt_is_wrong_(s, kopt_compare_headers_(found, expected));
             kopt_is_wrong_(s, kopt_check_saved_(found, expected, KOPT_HEADER_));
         }
-        end = kopt_add_array_(array, (kopt_byte_ *)t->weight, t->n, kopt_bytes_of_(opt->weight_format));
-        end = kopt_state_arrays_(end, opt, t);
+        end = kopt_state_arrays_(kopt_add_array_(array, (kopt_byte_ *)t->weight, t->n, l.weight_bytes), &l, t);
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
         for (a = array + 1; walk == KOPT_LOADING_ && a < end; a++) { /* the padding of the arrays in the state block */
             const size_t size = a->n * a->bytes;
-            kopt_store_le_(found, 0, 4);
-            memcpy(a->at + size, found, kopt_round_up4_(size) - size);
+            memset(a->at + size, 0, kopt_round_up16_(size) - size);
         }
     }
     kopt_store_le_(found, 0, 1);
@@ -8657,6 +8486,14 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
 }
 
 /* ---- checkpoints: save and load ---- */
+
+/* Bytes of a tensor in a checkpoint, without its header. */
+static uint64_t kopt_arrays_size_(const kopt_layout_ *l) {
+    const uint64_t copies = l->rule == KOPT_RANGER ? 2 : 1; /* of weights and residuals */
+    const uint64_t moment = kopt_round_up4_(l->n * l->moment_bytes);
+    return copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes)) +
+           (uint64_t)l->moment_count * (moment + (l->moment_format == KOPT_Q8 ? 4 * kopt_blocks_(l->n) : 0));
+}
 
 /* Checks a list for kopt_save() and kopt_load(), and sums the bytes of its checkpoint. Without memory it does not look
    at pointers and sizes; with blocks the state blocks must be initialized. */
@@ -8673,24 +8510,18 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
     list.current = 0;
     for (i = 0; i < count; i++) {
         const kopt_tensor *t = &tensors[i];
-        const kopt_state_format_ format = kopt_state_format_of_(opt);
-        const size_t weight_bytes = kopt_bytes_of_(opt->weight_format);
-        kopt_layout_ layout;
+        const kopt_layout_ l = kopt_layout_for_(opt, t == NULL ? 0 : t->n);
         uint64_t size = KOPT_HEADER_;
         result = kopt_check_tensor_(t, opt->weight_format);
-        if (result != KOPT_OK) return result;
-        kopt_compute_layout_(&layout, &format, t->n);
-        if (blocks) result = kopt_check_block_(t, &format, layout.total);
-        if (result == KOPT_OK && memory) result = kopt_check_memory_(t, weight_bytes, layout.total, 0);
-        if (result == KOPT_OK && memory)
-            result = kopt_check_neighbours_(&list, t, weight_bytes, layout.total, 0);
+        if (result == KOPT_OK && blocks) result = kopt_check_block_(t, &l);
+        if (result == KOPT_OK && memory) result = kopt_check_memory_(t, &l, 0);
+        if (result == KOPT_OK && memory) result = kopt_check_neighbours_(&list, t, &l, 0);
         if (result == KOPT_OK && !memory && t->n != 0) {
             if (list.previous != NULL && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
             list.previous = t;
         }
         if (result != KOPT_OK) return result;
-        size += kopt_round_up4_(t->n * weight_bytes);
-        if (t->n != 0 && layout.total != 0) size += layout.total - KOPT_HEADER_;
+        size += kopt_arrays_size_(&l);
         if (sum + size < sum) return KOPT_ERROR_BOUNDS;
         sum += size;
     }
@@ -8705,7 +8536,8 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
     size_t i;
     for (i = 0; i < count; i++) {
         const kopt_tensor *t = &tensors[i];
-        end = kopt_memory_ranges_(span, t, kopt_bytes_of_(opt->weight_format), kopt_layout_for_(opt, t->n).total);
+        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
+        end = kopt_memory_ranges_(span, t, &l);
         for (a = span; a != end; a++)
             if (kopt_overlap_(buffer, size, a->at, a->size)) return 1;
     }
@@ -8760,20 +8592,6 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     return s.result;
 }
 
-/* Before and after a tensor is loaded. In between no step takes its block: the second reading may end early. Separate
-   functions, so that their frames are gone while the checkpoint is read. */
-static KOPT_NOINLINE_ void kopt_begin_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_byte_ no_name[4];
-    kopt_store_le_(no_name, 0, 4);
-    if (kopt_layout_for_(opt, t->n).total != 0)
-        memcpy(t->state, no_name, sizeof no_name);
-}
-static KOPT_NOINLINE_ void kopt_end_load_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    if (kopt_layout_for_(opt, t->n).total != 0)
-        kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
-    kopt_refresh_copy_(opt, t);
-}
-
 /* Loads a list that has been checked: see kopt_load_from(). */
 static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, uint64_t bytes,
                                       const kopt_file *file) {
@@ -8786,14 +8604,18 @@ static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *te
     kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result != KOPT_OK) return s.result;
     checksum = s.checksum;
-    for (i = 0; i < count; i++)
-        if (tensors[i].n != 0) kopt_begin_load_(opt, &tensors[i]);
+    for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
+        if (kopt_layout_for_(opt, tensors[i].n).total != 0) memset(tensors[i].state, 0, 4);
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result == KOPT_ERROR_FILE) return s.result;
     if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
     *opt = loaded;
-    for (i = 0; i < count; i++)
-        if (tensors[i].n != 0) kopt_end_load_(opt, &tensors[i]);
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *const t = &tensors[i];
+        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
+        if (l.total != 0) kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
+        kopt_refresh_(&l, t, 0);
+    }
     return KOPT_OK;
 }
 
@@ -9011,7 +8833,7 @@ KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tens
     if (norm == NULL) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    spans = kopt_memory_ranges_(span, t, kopt_bytes_of_(step->weight_format), layout.total);
+    spans = kopt_memory_ranges_(span, t, &layout);
     for (a = span; a != spans; a++)
         if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
     kopt_measure_(&layout, step, t, begin, end, norm);
@@ -9249,7 +9071,7 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
-    if ((unsigned)a->rounding > (unsigned)KOPT_LAST_ROUNDING_) return KOPT_ERROR_OPTION;
+    if ((unsigned)a->rounding > (unsigned)KOPT_EXACT) return KOPT_ERROR_OPTION;
     if ((unsigned)a->compensation_rounding > 1u) return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);
@@ -9282,28 +9104,14 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
 
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out) {
     kopt_result result = kopt_check_accumulator_(a, out, a == NULL ? 0 : a->n * 4);
-    const kopt_byte_ *sum, *residual;
-    kopt_environment_ environment;
-    /* describes a weight that is stored like the sum; kopt_read_weight_ reads only the two fields that are set here */
-    kopt_optimizer opt;
-    size_t i, size, residual_size;
+    kopt_layout_ l;
     if (result != KOPT_OK || a->n == 0) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
-    opt.weight_format = a->format;
-    opt.rounding = a->rounding;
-    size = kopt_bytes_of_(a->format);
-    residual_size = kopt_bytes_of_residual_(a->format, a->rounding);
-    sum = (const kopt_byte_ *)a->sum;
-    residual = (const kopt_byte_ *)a->residual;
-    kopt_enter_(&environment);
-    for (i = 0; i < a->n; i++) {
-        uint32_t value = 0;
-        if (a->count != 0)
-            value = kopt_as_u32_(
-                kopt_read_weight_(&opt, sum + i * size, residual_size == 0 ? NULL : residual + i * residual_size));
-        kopt_store32_((kopt_byte_ *)out + 4 * i, value);
-    }
-    kopt_leave_(&environment);
+    l = kopt_make_layout_(KOPT_SGD, a->format, a->format, a->rounding, 0, a->n);
+    if (a->count == 0)
+        memset(out, 0, 4 * a->n);
+    else
+        kopt_read_weights_(&l, (const kopt_byte_ *)a->sum, (const kopt_byte_ *)a->residual, out);
     return KOPT_OK;
 }
 

@@ -662,7 +662,7 @@ static byte *residual_of(void) { return w.block + 64; }
 static byte *fill_bits(byte *array, int width, int n) {
     int i;
     for (i = 0; i < n; i++) set(array, width, i, draw());
-    return array + (n * width + 3) / 4 * 4;
+    return array + (n * width + 15) / 16 * 16;
 }
 
 /* One rule with a third of the stores of fp32 and bf16, in the formats and at the places that the hot loops take: a
