@@ -2254,7 +2254,6 @@ enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4,
 /* The order of stages in a specialized loop. Tiled: each stage runs over a whole tile. Fused: the commit stage of a
    pair follows its direction stage at once. Pipelined: the commit stage of a pair follows the direction stage of the
    next pair, so that the processor can work on two divisions at a time. docs/benchmarks.md measures the gain. */
-typedef enum kopt_schedule_ { KOPT_TILED_, KOPT_FUSED_, KOPT_PIPELINED_ } kopt_schedule_;
 
 /* ---- kinds of steps, random numbers and tiles ---- */
 
@@ -4347,10 +4346,10 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
 
 /* Sections 4 to 6a: gradient and moments in, the direction out. It is what the rate multiplies in the update. */
 
-/* The first to fourth moment of a weight: a rule replaces the old ones by the new ones. root, third_root: the roots of
-   the new v and third, if these are means of squares. */
+/* The moments of a weight, as in kopt_slot: a rule replaces the old ones by the new ones. root: the roots of the new
+   means of squares. */
 typedef struct moments_ {
-    vf32_ m, v, third, fourth, root, third_root;
+    vf32_ x[4], root[4];
 } moments_;
 
 /* mean(beta, old, x) of section 6a. */
@@ -4379,12 +4378,25 @@ FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) {
 /* The number of moments; a constant where the rule decides it. */
 #define MOMENTS_ kind.moment_count
 
+/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They remove unreachable code before
+   they unroll, so this takes a fraction of the compile time of four copies in the source. clang 19 makes the
+   fastest code of the second form on x86. Older ones, and clang 19 on NEON, make slower code of fp16 from it. */
+#if defined(KOPT_GCC_) && __GNUC__ >= 8 && !defined(__CUDACC__)
+#define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
+#elif defined(KOPT_X86_) && defined(__clang__) && __clang_major__ >= 19
+#define EACH_MOMENT_        \
+    for (m = 0; m < 4; m++) \
+        if (m < MOMENTS_)
+#else
+#define EACH_MOMENT_ for (m = 0; m < 4 && m < MOMENTS_; m++)
+#endif
+
 /* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the weight
    that decay sees (section 3), compensation that of KAHAN or 0. L2 reads w, and KOPT_EMA reads both; in all other
    cases they may be anything. */
 FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p) {
     vf32_ x, denominator;
-    p->root = p->third_root = g; /* any value */
+    p->root[0] = p->root[1] = p->root[2] = p->root[3] = g; /* any value */
     /* section 4: the gradient */
     if ((k->use_scale | k->use_l2) != 0) { /* one test: most steps have neither. A scale of 1 changes no number */
         g = mul_(g, k->grad_scale);
@@ -4393,12 +4405,12 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
 
     if (kind.rule == KOPT_SGD) { /* section 5 */
         if (MOMENTS_ == 0) return g;
-        p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
-        return kind.nesterov ? add_(g, mul_(k->extrapolation, p->m)) : p->m;
+        p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
+        return kind.nesterov ? add_(g, mul_(k->extrapolation, p->x[0])) : p->x[0];
     }
     if (kind.rule == KOPT_LION) { /* section 6a: Lion */
-        x = K_(moving_average)(k->beta1, k->gain1, p->m, g);
-        p->m = K_(moving_average)(k->beta2, k->gain2, p->m, g);
+        x = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
+        p->x[0] = K_(moving_average)(k->beta2, k->gain2, p->x[0], g);
 #ifdef KAHAN_OPT_VMATH
         if (k->smooth) return K_(vmath_tanh)(mul_(k->sharpness, x));
 #endif
@@ -4408,30 +4420,30 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
     if (kind.rule == KOPT_EMA) return add_(sub_(w, g), compensation);
 
     if (kind.rule == KOPT_ADAN) { /* section 6a: Adan; the fourth moment is the gradient of the step before */
-        const vf32_ change = k->first_step ? splat_(0) : sub_(g, p->fourth);
-        p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
-        p->third = K_(moving_average)(k->beta2, k->gain2, p->third, change);
-        p->v = K_(moving_average_of_squares)(k->beta3, k->gain3, p->v, add_(g, mul_(k->extrapolation, change)));
-        p->fourth = g;
-        p->root = sqrt_(p->v);
-        return div_(add_(p->m, mul_(k->third_scale, p->third)), add_(mul_(p->root, k->root_scale), k->eps));
+        const vf32_ change = k->first_step ? splat_(0) : sub_(g, p->x[3]);
+        p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
+        p->x[2] = K_(moving_average)(k->beta2, k->gain2, p->x[2], change);
+        p->x[1] = K_(moving_average_of_squares)(k->beta3, k->gain3, p->x[1], add_(g, mul_(k->extrapolation, change)));
+        p->x[3] = g;
+        p->root[1] = sqrt_(p->x[1]);
+        return div_(add_(p->x[0], mul_(k->third_scale, p->x[2])), add_(mul_(p->root[1], k->root_scale), k->eps));
     }
 
     if (kind.rule != KOPT_ADAM && kind.rule != KOPT_ADAM_ATAN2) return as_f32_(isplat_(0x7FC00000u)); /* no such rule */
     /* sections 6 and 6a: Adam, AMSGrad, StableAdamW, Adam-atan2; RAdam and Ranger: Adam with other scalars */
-    p->m = K_(moving_average)(k->beta1, k->gain1, p->m, g);
-    p->v = K_(moving_average_of_squares)(k->beta2, k->gain2, p->v, g);
-    denominator = p->root = sqrt_(p->v);
+    p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
+    p->x[1] = K_(moving_average_of_squares)(k->beta2, k->gain2, p->x[1], g);
+    denominator = p->root[1] = sqrt_(p->x[1]);
     if (MOMENTS_ > 2) { /* AMSGrad */
-        p->third = K_(max_abs)(p->third, p->v);
-        denominator = p->third_root = sqrt_(p->third);
+        p->x[2] = K_(max_abs)(p->x[2], p->x[1]);
+        denominator = p->root[2] = sqrt_(p->x[2]);
     }
-    if (k->unrectified) return p->m; /* RAdam and Ranger in their first steps */
+    if (k->unrectified) return p->x[0]; /* RAdam and Ranger in their first steps */
     denominator = add_(mul_(denominator, k->root_scale), k->eps);
 #ifdef KAHAN_OPT_VMATH
-    if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(p->m, denominator);
+    if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(p->x[0], denominator);
 #endif
-    return div_(p->m, denominator);
+    return div_(p->x[0], denominator);
 }
 
 /* What is subtracted from the weight w: rate * direction + decay * w. */
@@ -4595,16 +4607,11 @@ NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_
 FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, element_ *e, vu32_ r) {
     moments_ p;
     vf32_ x;
-    p.m = p.v = p.third = p.fourth = p.third_root = w; /* any value: a rule reads only the moments that it has */
-    if (MOMENTS_ > 0) p.m = K_(load_moment)(kind, e, 0);
-    if (MOMENTS_ > 1) p.v = K_(load_moment)(kind, e, 1);
-    if (MOMENTS_ > 2) p.third = K_(load_moment)(kind, e, 2);
-    if (MOMENTS_ > 3) p.fourth = K_(load_moment)(kind, e, 3);
+    int m;
+    p.x[0] = p.x[1] = p.x[2] = p.x[3] = w; /* any value: a rule reads only the moments that it has */
+    EACH_MOMENT_ p.x[m] = K_(load_moment)(kind, e, m);
     x = K_(rule)(kind, k, w, compensation, K_(widen)(e->grad, kind.grad), &p);
-    if (MOMENTS_ > 0) e->moment[0] = K_(encode_moment)(kind, 0, p.m, p.m, r);
-    if (MOMENTS_ > 1) e->moment[1] = K_(encode_moment)(kind, 1, p.v, p.root, r);
-    if (MOMENTS_ > 2) e->moment[2] = K_(encode_moment)(kind, 2, p.third, p.third_root, r);
-    if (MOMENTS_ > 3) e->moment[3] = K_(encode_moment)(kind, 3, p.fourth, p.fourth, r);
+    EACH_MOMENT_ e->moment[m] = K_(encode_moment)(kind, m, p.x[m], p.root[m], r);
     return x;
 }
 
@@ -4668,23 +4675,18 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
                  moment_size = kopt_bytes_of_(kind.moment);
     vf32_ w, compensation, x, update;
     element_ e, old;
+    int m;
     e.moment[0] = e.moment[1] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = e.grad = 0;
-    old.moment[0] = old.moment[1] = old.moment[2] = old.moment[3] = 0;
+    for (m = 0; m < 4; m++) old.moment[m] = 0;
     old.slow = old.slow_residual = old.grad = 0;
     e.weight = old.weight = K_(load_at)(j->weight, i, weight_size);
     e.residual = old.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
     w = K_(load_weight)(kind, e.weight, e.residual, &compensation, NULL);
     if ((stages & KOPT_DIRECTION_STAGE_) != 0) {
         e.grad = K_(load_at)(j->grad, i, grad_size);
-        if (MOMENTS_ > 0) e.moment[0] = K_(load_at)(j->moment[0], i, moment_size);
-        if (MOMENTS_ > 1) e.moment[1] = K_(load_at)(j->moment[1], i, moment_size);
-        if (MOMENTS_ > 2) e.moment[2] = K_(load_at)(j->moment[2], i, moment_size);
-        if (MOMENTS_ > 3) e.moment[3] = K_(load_at)(j->moment[3], i, moment_size);
+        EACH_MOMENT_ e.moment[m] = K_(load_at)(j->moment[m], i, moment_size);
         x = K_(direction)(kind, k, w, compensation, &e, r);
-        if (MOMENTS_ > 0) K_(store_at)(j->moment[0], i, moment_size, e.moment[0]);
-        if (MOMENTS_ > 1) K_(store_at)(j->moment[1], i, moment_size, e.moment[1]);
-        if (MOMENTS_ > 2) K_(store_at)(j->moment[2], i, moment_size, e.moment[2]);
-        if (MOMENTS_ > 3) K_(store_at)(j->moment[3], i, moment_size, e.moment[3]);
+        EACH_MOMENT_ K_(store_at)(j->moment[m], i, moment_size, e.moment[m]);
         if (stages == KOPT_DIRECTION_STAGE_) {
             store32_(x_buffer, as_u32_(K_(canonical_nan)(x)));
             return;
@@ -4783,23 +4785,6 @@ FN_ vu32_ K_(second16)(vu32_ both, int layout) {
                                                  : unpack_high16_(both);
 }
 
-/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They remove unreachable code before
-   they unroll, so this takes a fraction of the compile time of four copies in the source. clang 19 makes the
-   fastest code of the second form on x86. Older ones, and clang 19 on NEON, make slower code of fp16 from it. */
-#if defined(KOPT_GCC_) && __GNUC__ >= 8 && !defined(__CUDACC__)
-#define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
-#elif defined(KOPT_X86_) && defined(__clang__) && __clang_major__ >= 19
-#define EACH_MOMENT_        \
-    for (m = 0; m < 4; m++) \
-        if (m < MOMENTS_)
-#else
-#define EACH_MOMENT_ for (m = 0; m < 4 && m < MOMENTS_; m++)
-#endif
-
-/* By value: through a pointer, clang 14 keeps all moments in memory. */
-FN_ vf32_ K_(moment_at)(moments_ p, int m) { return m == 0 ? p.m : m == 1 ? p.v : m == 2 ? p.third : p.fourth; }
-FN_ vf32_ K_(root_at)(moments_ p, int m) { return m == 2 ? p.third_root : p.root; }
-
 /* One vector of a pair: its new moments, unrounded and rounded. */
 typedef struct half_pair_ {
     moments_ moments;
@@ -4818,7 +4803,7 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
     if (kind.moment == KOPT_F32) return x;
     EACH_MOMENT_ {
         const int square = kopt_is_square_(kind.rule, m);
-        const vf32_ moment = K_(moment_at)(h->moments, m), root = K_(root_at)(h->moments, m);
+        const vf32_ moment = h->moments.x[m], root = h->moments.root[m];
         number = add16_(number, stride);
         h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
                                    second ? K_(second16)(number, layout) : K_(first16)(number, layout, c), c);
@@ -5025,8 +5010,8 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
     if (kind.moment == KOPT_F32) {
         EACH_MOMENT_ {
             const int rooted = kopt_stores_root_(kind, m);
-            const vf32_ x = rooted ? K_(root_at)(a->moments, m) : K_(moment_at)(a->moments, m);
-            const vf32_ y = rooted ? K_(root_at)(b->moments, m) : K_(moment_at)(b->moments, m);
+            const vf32_ x = rooted ? a->moments.root[m] : a->moments.x[m];
+            const vf32_ y = rooted ? b->moments.root[m] : b->moments.x[m];
             const int at = m;
             if (kind.buffered) largest[at] = imax_(largest[at], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
             store32_(j->moment[m] + 4 * i, kind.buffered ? as_u32_(x) : K_(flush_f32)(x));
@@ -5055,7 +5040,7 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
                            const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int layout,
                            pair_ *x, vu32_ *largest) {
     const pair_ g = K_(load_pair)(j->grad, i, kind.grad, layout, c);
-    pair_ w = g, compensation = g, moment[4];
+    pair_ w = g, compensation = g;
     half_pair_ a, b;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
@@ -5066,20 +5051,12 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
             compensation = K_(reorder)(K_(load_f32_pair)(compensation_buffer), ORDER_(kind.weight), layout & EVEN_ODD_);
         }
     }
-    moment[0] = moment[1] = moment[2] = moment[3] = g; /* any value: a rule reads only the moments that it has */
+    for (m = 0; m < 4; m++) a.moments.x[m] = b.moments.x[m] = g.a; /* any value: a rule reads only those that it has */
     EACH_MOMENT_ {
-        moment[m] = K_(load_pair)(j->moment[m], i, kind.moment, layout, c);
-        moment[m].a = K_(square_if)(moment[m].a, kopt_stores_root_(kind, m));
-        moment[m].b = K_(square_if)(moment[m].b, kopt_stores_root_(kind, m));
+        const pair_ moment = K_(load_pair)(j->moment[m], i, kind.moment, layout, c);
+        a.moments.x[m] = K_(square_if)(moment.a, kopt_stores_root_(kind, m));
+        b.moments.x[m] = K_(square_if)(moment.b, kopt_stores_root_(kind, m));
     }
-    a.moments.m = moment[0].a;
-    b.moments.m = moment[0].b;
-    a.moments.v = moment[1].a;
-    b.moments.v = moment[1].b;
-    a.moments.third = moment[2].a;
-    b.moments.third = moment[2].b;
-    a.moments.fourth = moment[3].a;
-    b.moments.fourth = moment[3].b;
     x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number[0], r->stride[0], 0, layout, &a);
     x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number[1], r->stride[1], 1, layout, &b);
     /* A NaN of another format can have bits below those of a bf16. Rounding could carry them and turn the NaN into a
@@ -5453,7 +5430,7 @@ static const kopt_stages_ K_(stages) = {PAIR_,
 /* ---- specialized loops ---- */
 
 /* The most common kinds of step have a loop of their own, in which rule, formats and roundings are all constants. It
-   steps whole pairs, and takes no step with counts, a copy or other extras (specialized_step has the list). */
+   steps whole pairs, and takes no step with a copy or other extras (specialized_step has the list). */
 
 /* The random numbers of a pair at one place of a group. Adding next_group (8 * stride) to number 0 (r.number) gives
    those at the same place of the next group. So one run of Philox serves the 16 groups of a span. */
@@ -5492,104 +5469,73 @@ FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kop
                                (layout & EVEN_ODD_) != 0 ? PAIR_ : 0);
 }
 
-#define SPECIALIZE_TILED_ (LANES_ == 8) /* is there a specialized loop with the schedule KOPT_TILED_? */
 /* Do specialized loops take L2? Not with AVX2: it has few registers, and the test for L2 would slow down every step. */
 #define SPECIALIZE_L2_ (LANES_ != 8)
 
 /* Steps whole pairs from element `begin` on, whose global index has to be a multiple of PAIR_. Returns the first
-   element behind the last pair. even_odd: EVEN_ODD_ or 0, the layout of the pairs. */
-FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd, kopt_schedule_ schedule,
-                           size_t begin) {
+   element behind the last pair. even_odd: EVEN_ODD_ or 0, the layout of the pairs. pipelined: commits a pair while the
+   divisions of the next one are in flight. */
+FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd, int pipelined, size_t begin) {
     const arrays_ a = K_(arrays_of)(whole);
     const kopt_step *s = whole->step;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const constants_ c = K_(make_constants)();
-    const size_t end = whole->end;
-    const int random = kopt_needs_random_(kind),
-              prefetches = kopt_prefetches_(whole, kind, end - begin, KOPT_CORE_CACHE_);
+    const int random = kopt_needs_random_(kind), layout = even_odd | RANDOM_ZERO_EXTENDED_;
+    const int prefetches = kopt_prefetches_(whole, kind, whole->end - begin, KOPT_CORE_CACHE_);
     scalars_ k = K_(splat_job)(whole);
-    const int tiled = SPECIALIZE_TILED_ && schedule == KOPT_TILED_;
-    /* the test of LANES_ lets compilers drop this schedule in other passes before they inline this function */
-    const int pipelined = LANES_ == 16 && schedule == KOPT_PIPELINED_;
-    const int layout = even_odd | (tiled ? 0 : RANDOM_ZERO_EXTENDED_);
     random_counter_ counters[KOPT_RANDOM_GROUP_ / PAIR_];
-    KOPT_ALIGN64_ float x_buffer[KOPT_TILE_];
-    kopt_random_tile_ tile;
-    random_pair_ no_random;
+    random_pair_ last;
     pair_ pending;
-    vu32_ pending_numbers[2];
-    size_t i = begin, n, q;
-    int is_pending = 0, m;
+    size_t i = begin, n = 0, q;
+    int m;
     if (!SPECIALIZE_L2_) k.use_l2 = 0;
     k.unrectified = k.first_step = 0;
-    pending_numbers[0] = pending_numbers[1] = no_random.number[0] = no_random.number[1] = no_random.stride[0] =
-        no_random.stride[1] = isplat_(0);
-    pending.a = pending.b = as_f32_(no_random.number[0]);
-    for (n = 0; end - i >= PAIR_; i += n) {
-        const uint64_t index = (whole->first + i);
+    last.number[0] = last.number[1] = last.stride[0] = last.stride[1] = isplat_(0);
+    pending.a = pending.b = as_f32_(last.number[0]);
+    for (; whole->end - i >= PAIR_; i += n) {
+        const uint64_t index = whole->first + i;
         const size_t in_group = (unsigned)(index % KOPT_RANDOM_GROUP_);
         /* fresh: the counters do not continue from the previous group */
         const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
         random_counter_ *counter = counters + in_group / PAIR_;
-        n = tiled ? KOPT_TILE_ - (unsigned)(index % KOPT_TILE_) : KOPT_RANDOM_GROUP_ - in_group;
-        if (end - i < n) n = (end - i) / PAIR_ * PAIR_;
-        if (tiled && random) K_(fill_random_tile)(&tile, &cipher, index, n, i == begin, n + PAIR_ > end - begin);
-        if (!tiled && random && fresh) {
+        n = KOPT_RANDOM_GROUP_ - in_group;
+        if (whole->end - i < n) n = (whole->end - i) / PAIR_ * PAIR_;
+        if (random && fresh) {
+            kopt_random_tile_ tile;
             K_(fill_random_tile)(&tile, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
             K_(start_random_counters)(counters, &tile, in_group, in_group + n, &c);
         }
-        for (q = 0; q < n; q += PAIR_) {
-            const size_t v = tiled ? q : 0;
-            random_pair_ r = no_random;
+        for (q = i; q < i + n; q += PAIR_) {
+            random_pair_ r = last;
             pair_ x;
             if (prefetches) {
-                K_(prefetch_pair)(a.weight, i + q, kopt_bytes_of_(kind.weight));
-                K_(prefetch_pair)(a.grad, i + q, kopt_bytes_of_(kind.grad));
-                EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i + q, kopt_bytes_of_(kind.moment));
+                K_(prefetch_pair)(a.weight, q, kopt_bytes_of_(kind.weight));
+                K_(prefetch_pair)(a.grad, q, kopt_bytes_of_(kind.grad));
+                EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], q, kopt_bytes_of_(kind.moment));
             }
-            if (tiled && random) {
-                r = K_(load_random_pair)(tile.number, tile.stride, q);
-            } else if (random) {
+            if (random) {
                 r = counter->r;
                 counter->r.number[0] = add16_(r.number[0], counter->next_group[0]);
                 counter->r.number[1] = add16_(r.number[1], counter->next_group[1]);
                 counter++;
             }
-            if (!K_(direction_pair)(&a, kind, &k, &c, i + q, NULL, NULL, &r, layout, &x, NULL)) {
-                kopt_step_elements_scalar_(whole, i + q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(x_buffer + v),
+            if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, layout, &x, NULL)) {
+                float buffer[PAIR_];
+                kopt_step_elements_scalar_(whole, q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(buffer),
                                            even_odd ? PAIR_ : 0);
-                x.a = K_(load_f32)(x_buffer + v);
-                x.b = K_(load_f32)(x_buffer + v + LANES_);
+                x = K_(load_f32_pair)(buffer);
             }
-            if (tiled) {
-                K_(store_f32)(x_buffer + v, x.a);
-                K_(store_f32)(x_buffer + v + LANES_, x.b);
-            } else { /* commits this pair; pipelined: the previous one, while the divisions of this one are in flight */
-                if (!pipelined || is_pending) K_(commit_pair_or_scalar)
-                (whole, &a, kind, &k, &c, pipelined ? i + q - PAIR_ : i + q, pipelined ? pending : x,
-                 pipelined ? pending_numbers : r.number, layout);
-                if (pipelined) {
-                    pending = x;
-                    pending_numbers[0] = r.number[0];
-                    pending_numbers[1] = r.number[1];
-                    is_pending = 1;
-                }
-            }
-        }
-        if (tiled) {
-            for (q = 0; q < n; q += PAIR_) {
-                vu32_ numbers[2];
-                pair_ x;
-                numbers[0] = numbers[1] = random ? load32_(tile.number + 2 * q) : isplat_(0);
-                x.a = K_(load_f32)(x_buffer + q);
-                x.b = K_(load_f32)(x_buffer + q + LANES_);
-                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i + q, x, numbers, layout);
-            }
+            if (!pipelined)
+                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q, x, r.number, layout);
+            else if (q != begin)
+                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q - PAIR_, pending, last.number, layout);
+            pending = x;
+            last = r;
         }
         if (k.zero_grad) memset(a.grad + i * kopt_bytes_of_(kind.grad), 0, n * kopt_bytes_of_(kind.grad));
     }
-    if (pipelined && is_pending)
-        K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, pending, pending_numbers, layout);
+    if (pipelined && i != begin)
+        K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, pending, last.number, layout);
     return i;
 }
 
@@ -5597,28 +5543,26 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
    taken. A step without a line goes through `walk`, with the same bits.
 
        LINE_(name, rule, number of moments, format of weights, gradients and moments, rounding of the weights,
-             rounding of moments and compensation, schedule)
+             rounding of moments and compensation, pipelined)
 
-   Roundings are ignored if the format is fp32. SCHEDULE_(s) is s for AVX-512, KOPT_TILED_ for AVX2 and KOPT_FUSED_ for
-   NEON. */
-#define SCHEDULE_(on_avx512) (LANES_ == 16 ? (on_avx512) : LANES_ == 8 ? KOPT_TILED_ : KOPT_FUSED_)
+   Roundings are ignored if the format is fp32. */
 /* clang-format off */
 #ifdef REORDER_ /* even and odd elements apart: the loop over tiles is nearly as fast */
 #define SPECIALIZATIONS_IN_ORDER_(LINE_)
 #else
 #define SPECIALIZATIONS_IN_ORDER_(LINE_) \
-    LINE_(specialized_adam_kahan_nearest, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST, KOPT_FUSED_)
+    LINE_(specialized_adam_kahan_nearest, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST, 0)
 #endif
 #define SPECIALIZATIONS_(LINE_) \
-    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, SCHEDULE_(KOPT_PIPELINED_)) \
+    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, LANES_ == 16) \
     LINE_(specialized_adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, \
-          SCHEDULE_(KOPT_FUSED_)) \
-    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, KOPT_FUSED_) \
-    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, KOPT_FUSED_) \
+          0) \
+    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0) \
+    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, 0) \
     SPECIALIZATIONS_IN_ORDER_(LINE_)
 /* clang-format on */
 
-#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule)     \
+#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_pipelined)     \
     NOINLINE_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                                             \
         kopt_kind_ kind;                                                                                         \
         kind.nesterov = j->step->nesterov;                                                                       \
@@ -5628,7 +5572,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
         kind.buffered = 0;                                                                                       \
         kind.rounding = line_rounding;                                                                           \
         kind.moment_rounding = kind.compensation_rounding = line_state_rounding;                                 \
-        return K_(specialized)(j, kind, (line_format) == KOPT_BF16 && LANES_ > 4 ? EVEN_ODD_ : 0, line_schedule, \
+        return K_(specialized)(j, kind, (line_format) == KOPT_BF16 && LANES_ > 4 ? EVEN_ODD_ : 0, line_pipelined, \
                                begin);                                                                           \
     }
 SPECIALIZATIONS_(LINE_)
@@ -5640,7 +5584,7 @@ FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begi
     const kopt_step *s = j->step;
     if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != NULL || j->copy != NULL) return begin;
     if (!SPECIALIZE_L2_ && kopt_as_u32_(s->l2) << 1 != 0) return begin;
-#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_schedule) \
+#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_pipelined) \
     if (kind.rule == (line_rule) && MOMENTS_ == (line_moments) && kind.weight == (line_format) &&            \
         kind.grad == (line_format) && kind.moment == (line_format) &&                                        \
         ((line_format) == KOPT_F32 ||                                                                        \
@@ -6153,8 +6097,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef max16_
 #undef any_gt16_
 #undef NOINLINE_FN_
-#undef INFIX_OR_
-#undef SCHEDULE_
 #undef ANY_
 #undef COMMITS_
 #undef COMMITS_F32_BF16_
@@ -6164,7 +6106,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef FP16_
 #undef GENERIC_FP16_
 #undef SPECIALIZE_L2_
-#undef SPECIALIZE_TILED_
 #undef TILES_PREFETCH_
 #undef SPECIALIZATIONS_
 #undef SPECIALIZATIONS_IN_ORDER_
@@ -7151,42 +7092,42 @@ KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(siz
 KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
 
 /* The caller has checked n: see kopt_n_valid_(). */
-static kopt_layout_ kopt_make_layout_(kopt_rule rule, kopt_format weight, kopt_format moment, kopt_rounding rounding,
-                                      int moment_count, size_t n) {
-    kopt_layout_ l;
-    size_t at = KOPT_HEADER_, bytes;
-    int m;
-    l.rule = rule;
-    l.weight_format = weight;
-    l.moment_format = moment;
-    l.rounding = weight == KOPT_F32 ? KOPT_NEAREST : rounding;
-    l.moment_count = moment_count;
-    l.n = n;
-    l.weight_bytes = kopt_bytes_of_(weight);
-    l.residual_bytes = kopt_bytes_of_residual_(weight, rounding);
-    l.moment_bytes = kopt_bytes_of_(moment);
-    l.scale = kopt_round_up16_(n * l.moment_bytes);
-    bytes = l.scale + (moment == KOPT_Q8 ? kopt_round_up16_(4 * kopt_blocks_(n)) : 0);
-    l.residual = at;
-    at += kopt_round_up16_(n * l.residual_bytes);
-    for (m = 0; m < 4; m++) {
-        l.moment[m] = at;
-        if (m < moment_count) at += bytes;
-    }
-    l.slow = at;
-    if (rule == KOPT_RANGER) at += kopt_round_up16_(n * l.weight_bytes);
-    l.slow_residual = at;
-    if (rule == KOPT_RANGER) at += kopt_round_up16_(n * l.residual_bytes);
-    l.total = at == KOPT_HEADER_ ? 0 : at;
-    return l;
+static KOPT_FORCE_INLINE_ void kopt_make_layout_(kopt_layout_ *l, kopt_rule rule, kopt_format weight,
+                                                 kopt_format moment, kopt_rounding rounding, int moment_count,
+                                                 size_t n) {
+    const size_t residual_bytes = kopt_bytes_of_residual_(weight, rounding), residual = kopt_round_up16_(n * residual_bytes);
+    const size_t slow = rule == KOPT_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
+    size_t bytes;
+    l->rule = rule;
+    l->weight_format = weight;
+    l->moment_format = moment;
+    l->rounding = weight == KOPT_F32 ? KOPT_NEAREST : rounding;
+    l->moment_count = moment_count;
+    l->n = n;
+    l->weight_bytes = kopt_bytes_of_(weight);
+    l->residual_bytes = residual_bytes;
+    l->moment_bytes = kopt_bytes_of_(moment);
+    l->scale = kopt_round_up16_(n * l->moment_bytes);
+    bytes = l->scale + (moment == KOPT_Q8 ? kopt_round_up16_(4 * kopt_blocks_(n)) : 0);
+    l->residual = KOPT_HEADER_;
+    l->moment[0] = l->residual + residual;
+    l->moment[1] = l->moment[0] + (moment_count > 0 ? bytes : 0);
+    l->moment[2] = l->moment[1] + (moment_count > 1 ? bytes : 0);
+    l->moment[3] = l->moment[2] + (moment_count > 2 ? bytes : 0);
+    l->slow = l->moment[3] + (moment_count > 3 ? bytes : 0);
+    l->slow_residual = l->slow + slow;
+    l->total = l->slow_residual + (slow != 0 ? residual : 0);
+    if (l->total == KOPT_HEADER_) l->total = 0;
 }
 
 static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
-    return kopt_make_layout_(opt->rule, opt->weight_format, opt->moment_format, opt->rounding, kopt_moments_(opt), n);
+    kopt_layout_ l;
+    kopt_make_layout_(&l, opt->rule, opt->weight_format, opt->moment_format, opt->rounding, kopt_moments_(opt), n);
+    return l;
 }
 
-static kopt_layout_ kopt_layout_of_step_(const kopt_step *s, size_t n) {
-    return kopt_make_layout_(s->rule, s->weight_format, s->moment_format, s->rounding, s->moment_count, n);
+static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_step *s, size_t n) {
+    kopt_make_layout_(l, s->rule, s->weight_format, s->moment_format, s->rounding, s->moment_count, n);
 }
 
 /* The limit keeps all sizes in bytes below SIZE_MAX: a state block has fewer than 32 bytes per element. */
@@ -7911,7 +7852,7 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_ste
     kopt_result result = kopt_check_began_(s);
     if (result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
     if (result != KOPT_OK) return result;
-    *layout = kopt_layout_of_step_(s, t->n);
+    kopt_layout_of_step_(layout, s, t->n);
     result = kopt_check_block_(t, layout);
     return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
 }
@@ -8097,7 +8038,8 @@ KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *layout, const kopt_step 
 
 /* The same for a tensor that kopt_check_list_() has checked. */
 KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
-    const kopt_layout_ layout = kopt_layout_of_step_(s, t->n);
+    kopt_layout_ layout;
+    kopt_layout_of_step_(&layout, s, t->n);
     kopt_run_whole_(&layout, s, t);
 }
 
@@ -9107,7 +9049,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     kopt_layout_ l;
     if (result != KOPT_OK || a->n == 0) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
-    l = kopt_make_layout_(KOPT_SGD, a->format, a->format, a->rounding, 0, a->n);
+    kopt_make_layout_(&l, KOPT_SGD, a->format, a->format, a->rounding, 0, a->n);
     if (a->count == 0)
         memset(out, 0, 4 * a->n);
     else
