@@ -1840,8 +1840,6 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #error "kahan_opt.h needs a double of 64 bits (AVR: gcc -mdouble=64)"
 #endif
 
-typedef double kopt_f64_;
-
 /* Converts binary32 to binary64, exactly. Returns the bits. */
 KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
     uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
@@ -1888,25 +1886,21 @@ KOPT_INLINE_ double kopt_opaque64_(double x) {
 #endif
 }
 
-KOPT_INLINE_ kopt_f64_ kopt_bits_to_f64_(uint64_t bits) {
+KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
     kopt_bitcast64_ whole;
     whole.u = bits;
     return whole.d;
 }
-KOPT_INLINE_ double kopt_to_double_(kopt_f64_ x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_to_f64_(double x) { return x; }
-KOPT_INLINE_ kopt_f64_ kopt_u32_to_f64_(uint32_t n) { return n; }
-KOPT_INLINE_ uint64_t kopt_f64_to_bits_(kopt_f64_ x) { return kopt_bits64_(x); }
 #ifdef __CUDA_ARCH__
 #define KOPT_OPERATION64_(name, ptx, operation)             \
-    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { \
-        kopt_f64_ r;                                        \
+    KOPT_INLINE_ double name(double a, double b) { \
+        double r;                                        \
         KOPT_PTX_(ptx, "d", r, a, b);                       \
         return r;                                           \
     }
 #else
 #define KOPT_OPERATION64_(name, ptx, operation) \
-    KOPT_INLINE_ kopt_f64_ name(kopt_f64_ a, kopt_f64_ b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
+    KOPT_INLINE_ double name(double a, double b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
 #endif
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
 KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
@@ -1925,15 +1919,15 @@ KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
 #define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b))
 #endif
 #ifdef KOPT_DIVIDE64_
-KOPT_INLINE_ kopt_f64_ kopt_div64_(kopt_f64_ a, kopt_f64_ b) {
+KOPT_INLINE_ double kopt_div64_(double a, double b) {
     KOPT_DIVIDE64_(a, b);
     return a;
 }
 #endif
 
-KOPT_INLINE_ kopt_f64_ kopt_half64_(kopt_f64_ x) { return kopt_mul64_(x, 0.5); }
+KOPT_INLINE_ double kopt_half64_(double x) { return kopt_mul64_(x, 0.5); }
 
-KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
+KOPT_INLINE_ float kopt_to_float_(double x) {
 #ifdef __CUDA_ARCH__
     float y;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
@@ -1957,23 +1951,17 @@ KOPT_INLINE_ float kopt_to_float_(kopt_f64_ x) {
 
 /* a < b, compared as integers: -Ofast assumes that there are no NaNs, and if the caller has set DAZ, a comparison of
    doubles takes subnormals for 0. A NaN is above all numbers or, if its sign bit is set, below all. */
-static KOPT_HOST_DEVICE_ int kopt_less64_(kopt_f64_ a, kopt_f64_ b) {
+static KOPT_HOST_DEVICE_ int kopt_less64_(double a, double b) {
     const uint64_t top = (uint64_t)1 << 63;
-    uint64_t x = kopt_f64_to_bits_(a), y = kopt_f64_to_bits_(b);
+    uint64_t x = kopt_bits64_(a), y = kopt_bits64_(b);
     x = (x & top) != 0 ? top - (x & ~top) : x | top; /* the order of the numbers; -0 becomes 0 */
     y = (y & top) != 0 ? top - (y & ~top) : y | top;
     return x < y;
 }
 
 /* Is x finite and in [low, high]? */
-static KOPT_HOST_DEVICE_ int kopt_within64_(kopt_f64_ x, kopt_f64_ low, kopt_f64_ high) {
-    return (kopt_f64_to_bits_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
-}
-
-static KOPT_HOST_DEVICE_ int kopt_less_(double a, double b) { return kopt_less64_(kopt_to_f64_(a), kopt_to_f64_(b)); }
-
-static KOPT_HOST_DEVICE_ int kopt_within_(double x, double low, double high) {
-    return kopt_within64_(kopt_to_f64_(x), kopt_to_f64_(low), kopt_to_f64_(high));
+static KOPT_HOST_DEVICE_ int kopt_within64_(double x, double low, double high) {
+    return (kopt_bits64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
 }
 
 
@@ -1990,9 +1978,6 @@ KOPT_INLINE_ int kopt_magnitude_at_most_(double x, double largest) {
 KOPT_INLINE_ int kopt_normal_at_most_(double x, double largest) { /* at least 2^-126, the smallest normal fp32 */
     return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(largest);
 }
-
-/* Rounds to binary32, nearest even. */
-KOPT_INLINE_ float kopt_narrow64_(double x) { return kopt_to_float_(kopt_to_f64_(x)); }
 
 /* 1 - beta in fp32, from the bits of 0 <= beta < 1. Truncates beta to 64 bits after the binary point, truncates the
    difference to 53 significant bits and rounds it to fp32. In integers, so that it needs no binary64 arithmetic. */
@@ -2027,7 +2012,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_combine_gains_(float a, f
 /* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step, by binary exponentiation. */
 static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
     float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = kopt_as_f32_(0);
-    *beta32 = kopt_to_float_(kopt_to_f64_(beta));
+    *beta32 = kopt_to_float_(beta);
     *gain32 = gain;
     for (;;) {
         if ((step & 1u) != 0) correction = kopt_combine_gains_(correction, gain);
@@ -2055,8 +2040,8 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, k
                 one_minus_beta2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
     kopt_f32x4_ gain = {one_minus_beta1, one_minus_beta2}, correction = {0, 0};
     uint32_t step = s->step;
-    s->beta1 = kopt_narrow64_(opt->beta1);
-    s->beta2 = kopt_narrow64_(opt->beta2);
+    s->beta1 = kopt_to_float_(opt->beta1);
+    s->beta2 = kopt_to_float_(opt->beta2);
     s->gain1 = one_minus_beta1;
     s->gain2 = one_minus_beta2;
     for (;;) {
@@ -2076,7 +2061,7 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
     const int even = (int)(threadIdx.x & 30u);
     const uint32_t pair = 3u << even;
     const double beta = (threadIdx.x & 1u) == 0 ? opt->beta1 : opt->beta2;
-    const float one_minus_beta = kopt_one_minus_beta_(kopt_bits64_(beta)), beta32 = kopt_narrow64_(beta);
+    const float one_minus_beta = kopt_one_minus_beta_(kopt_bits64_(beta)), beta32 = kopt_to_float_(beta);
     float gain = one_minus_beta, correction = 0;
     uint32_t step = s->step, bit;
     do {
@@ -2097,8 +2082,8 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
 #endif
 
 /* Square root of 0 < a <= 1 by Heron's method. The iterates decrease until they have converged. */
-static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
-    kopt_f64_ x = kopt_to_f64_(1.0), y;
+static KOPT_HOST_DEVICE_ double kopt_sqrt64_(double a) {
+    double x = 1.0, y;
     for (;;) {
         y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
         if (!kopt_less64_(y, x)) return x;
@@ -2107,11 +2092,11 @@ static KOPT_HOST_DEVICE_ kopt_f64_ kopt_sqrt64_(kopt_f64_ a) {
 }
 
 /* Converts n > 0 to binary64, nearest even. */
-static KOPT_HOST_DEVICE_ kopt_f64_ kopt_u64_to_f64_(uint64_t n) {
+static KOPT_HOST_DEVICE_ double kopt_u64_to_f64_(uint64_t n) {
     const uint32_t high = (uint32_t)(n >> 32), low = (uint32_t)(n & 0xFFFFFFFFu);
-    const kopt_f64_ low64 = low == 0 ? kopt_to_f64_(0) : kopt_u32_to_f64_(low);
+    const double low64 = low == 0 ? 0 : (double)low;
     if (high == 0) return low64;
-    return kopt_add64_(kopt_mul64_(kopt_u32_to_f64_(high), kopt_to_f64_(4294967296.0)), low64);
+    return kopt_add64_(kopt_mul64_((double)high, 4294967296.0), low64);
 }
 
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
@@ -2166,7 +2151,7 @@ static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *fr
 
 /* The square root, rounded to nearest even; infinity if a value was not finite. Computes 54 bits of the root one by
    one; the last bit and the remainder decide the rounding. */
-static KOPT_HOST_DEVICE_ kopt_f64_ kopt_norm_root_(const kopt_norm *norm) {
+static KOPT_HOST_DEVICE_ double kopt_norm_root_(const kopt_norm *norm) {
     uint64_t remainder = 0, root = 0;
     int pairs, pair, i;
     kopt_norm n;
@@ -6833,7 +6818,7 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     job.stream = stream;
     job.rate = 1;
     kopt_enter_(&environment);
-    s.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_narrow64_(scale)) ^ 0x80000000u);
+    s.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
     (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
 }
@@ -6880,7 +6865,7 @@ static const struct kopt_rule_row_ {
 typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_ADAM_ATAN2 + 1 ? 1 : -1];
 
 static double kopt_thousandths_(uint32_t n) {
-    return kopt_to_double_(kopt_div64_(kopt_u32_to_f64_(n), kopt_to_f64_(1000)));
+    return kopt_div64_((double)n, 1000);
 }
 
 static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr) {
@@ -6901,7 +6886,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     opt.beta1 = kopt_thousandths_(row->beta1);
     opt.beta2 = kopt_thousandths_(row->beta2);
     opt.beta3 = kopt_thousandths_(990);
-    opt.eps = kopt_to_double_(kopt_div64_(kopt_to_f64_(1), kopt_u32_to_f64_(row->inverse_eps)));
+    opt.eps = kopt_div64_(1, (double)row->inverse_eps);
     opt.grad_scale = opt.clip = opt.atan2_b = 1;
     opt.atan2_a = kopt_thousandths_(1270);
     opt.made_ = KOPT_MADE_;
@@ -6951,7 +6936,7 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_environment_ environment;
     double rate = -1; /* refused. 1 - decay would be in range for decays like -1e-300 */
     kopt_enter_(&environment);
-    if (kopt_from_0_to_(decay, 1)) rate = kopt_to_double_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(decay)));
+    if (kopt_from_0_to_(decay, 1)) rate = kopt_sub64_(1, decay);
     kopt_leave_(&environment);
     return kopt_make_optimizer_(KOPT_EMA, rate);
 }
@@ -6992,7 +6977,7 @@ static int kopt_format_valid_(kopt_format f) { return (unsigned)f <= (unsigned)K
 /* The number of moments of the optimizer, 0 to 4. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     switch ((int)(opt->rule)) {
-    case KOPT_SGD: return kopt_less_(0, opt->momentum);
+    case KOPT_SGD: return kopt_less64_(0, opt->momentum);
     case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
     case KOPT_LION: return 1;
     case KOPT_ADAN: return 4;
@@ -7175,9 +7160,9 @@ static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
 #endif
 
 /* Store and load a hyper-parameter as fp32. */
-static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_narrow64_(x)), 4); }
+static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_to_float_(x)), 4); }
 static double kopt_load_number_(const kopt_byte_ *p) {
-    return kopt_to_double_(kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_load_le32_(p)))));
+    return kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_load_le32_(p))));
 }
 
 /* Computes bytes 7 and 9 of the header. */
@@ -7653,7 +7638,7 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
         if (!sgd) made.beta2 = kopt_load_number_(h + 60);
     }
     /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
-    if (sgd && moments != 0 && !kopt_less_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
+    if (sgd && moments != 0 && !kopt_less64_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
     if (made.stable) made.eps = KOPT_1E_MINUS_6_;
     *opt = made;
 }
@@ -7699,18 +7684,18 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 
 /* RAdam's rectification term, in (0, 1), or 0 while the length of the approximated moving average is at most 5.
    Computed in binary64, because that length is a small difference of numbers near 2 / (1 - beta). */
-static KOPT_HOST_DEVICE_ float kopt_rectifier_(kopt_f64_ beta, uint32_t step) {
-    const kopt_f64_ one = kopt_to_f64_(1), two = kopt_to_f64_(2), four = kopt_to_f64_(4);
-    const kopt_f64_ longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
-    kopt_f64_ power = one, square = beta, length, numerator, denominator;
+static KOPT_HOST_DEVICE_ float kopt_rectifier_(double beta, uint32_t step) {
+    const double one = 1, two = 2, four = 4;
+    const double longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
+    double power = one, square = beta, length, numerator, denominator;
     uint32_t bits = step;
     for (; bits != 0; bits >>= 1) { /* beta^step */
         if ((bits & 1u) != 0) power = kopt_mul64_(power, square);
         square = kopt_mul64_(square, square);
     }
-    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, kopt_u32_to_f64_(step)), power), kopt_sub64_(one, power));
+    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, (double)step), power), kopt_sub64_(one, power));
     length = kopt_sub64_(longest, length);
-    if (!kopt_less64_(kopt_to_f64_(5), length)) return 0;
+    if (!kopt_less64_(5, length)) return 0;
     numerator = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
     denominator = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
     return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
@@ -7736,7 +7721,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *o
 
 /* 1 - x in binary64, rounded to fp32: for dampening and lookahead_rate. kopt_one_minus_beta_() computes 1 - beta. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
-    return kopt_to_float_(kopt_sub64_(kopt_to_f64_(1), kopt_to_f64_(x)));
+    return kopt_to_float_(kopt_sub64_(1, x));
 }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
@@ -7745,23 +7730,23 @@ static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0
 KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_rule rule = opt->rule;
     const kopt_decay_mode decay_mode = opt->decay_mode;
-    const float weight_decay = kopt_narrow64_(opt->weight_decay);
+    const float weight_decay = kopt_to_float_(opt->weight_decay);
     float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
     s->step = opt->step + 1;
-    s->grad_scale = kopt_narrow64_(opt->grad_scale);
-    s->grad_scale = kopt_mul_(s->grad_scale, kopt_narrow64_(opt->clip));
+    s->grad_scale = kopt_to_float_(opt->grad_scale);
+    s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(opt->clip));
     if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     s->l2 = decay_mode == KOPT_L2 ? weight_decay : 0;
-    s->rate = kopt_narrow64_(opt->lr);
+    s->rate = kopt_to_float_(opt->lr);
     s->weight_decay = 0;
     if (decay_mode == KOPT_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
     if (decay_mode == KOPT_FULLY_DECOUPLED)
-        s->weight_decay = kopt_mul_(kopt_div_(s->rate, kopt_narrow64_(opt->max_lr)), weight_decay);
+        s->weight_decay = kopt_mul_(kopt_div_(s->rate, kopt_to_float_(opt->max_lr)), weight_decay);
     s->beta3 = s->gain3 = s->third_scale = 0;
-    s->extrapolation = kopt_narrow64_(opt->momentum);
-    s->eps = kopt_narrow64_(opt->eps);
+    s->extrapolation = kopt_to_float_(opt->momentum);
+    s->eps = kopt_to_float_(opt->eps);
 #ifdef KAHAN_OPT_VMATH
-    s->sharpness = rule == KOPT_LION ? kopt_narrow64_(opt->sharpness) : 0;
+    s->sharpness = rule == KOPT_LION ? kopt_to_float_(opt->sharpness) : 0;
 #else
     s->sharpness = 0;
 #endif
@@ -7793,7 +7778,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
             /* The bias correction of m divides the rate if it is outside of atan2. Otherwise it multiplies the other
                argument of atan2. */
             if (rule == KOPT_ADAM_ATAN2) {
-                const float a = kopt_narrow64_(opt->atan2_a), b = kopt_narrow64_(opt->atan2_b);
+                const float a = kopt_to_float_(opt->atan2_a), b = kopt_to_float_(opt->atan2_b);
                 s->rate = kopt_mul_(s->rate, a);
                 if (opt->atan2_outside) s->rate = kopt_div_(s->rate, correction1);
                 s->root_scale = kopt_div_(opt->atan2_outside ? b : kopt_mul_(b, correction1), kopt_sqrt_(correction2));
@@ -7805,7 +7790,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 s->root_scale = kopt_div_(1, kopt_sqrt_(correction2));
             }
             if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
-                const float rectifier = kopt_rectifier_(kopt_to_f64_(opt->beta2), s->step);
+                const float rectifier = kopt_rectifier_(opt->beta2, s->step);
                 s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
                 if (!s->unrectified && rule == KOPT_RADAM) { /* RAdam adds eps to the root before the bias correction */
@@ -8357,7 +8342,7 @@ static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt
     opt->zero_grad = (int)(flags >> 1 & 1u);
     opt->moments_only = (int)(flags >> 2 & 1u);
 #define KOPT_LOAD_NUMBER_(field)                                          \
-    opt->field = kopt_to_double_(kopt_bits_to_f64_(kopt_load_le64_(at))); \
+    opt->field = kopt_bits_to_f64_(kopt_load_le64_(at)); \
     at += 8;
     KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
 #undef KOPT_LOAD_NUMBER_
@@ -8748,22 +8733,22 @@ KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tens
 }
 
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    return norm == NULL ? 0 : kopt_to_double_(kopt_norm_root_(norm));
+    return norm == NULL ? 0 : kopt_norm_root_(norm);
 }
 
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const kopt_f64_ zero = kopt_to_f64_(0), one = kopt_to_f64_(1), limit = kopt_to_f64_(max_norm);
-    const kopt_f64_ huge = kopt_bits_to_f64_(((uint64_t)0x54B249ADu << 32) + 0x2594C37Du);      /* 1e100 */
-    const kopt_f64_ scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63)); /* |grad_scale| */
-    kopt_f64_ value;
+    const double zero = 0, one = 1, limit = max_norm;
+    const double huge = kopt_bits_to_f64_(((uint64_t)0x54B249ADu << 32) + 0x2594C37Du);      /* 1e100 */
+    const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63)); /* |grad_scale| */
+    double value;
     kopt_environment_ environment;
     if (norm == NULL || !kopt_less64_(zero, limit) || !kopt_within64_(limit, zero, limit)) return 1;
     if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(limit, kopt_add64_(value, kopt_to_f64_(KOPT_1E_MINUS_6_)));
+    value = kopt_div64_(limit, kopt_add64_(value, KOPT_1E_MINUS_6_));
     kopt_leave_(&environment);
-    return kopt_to_double_(kopt_less64_(value, one) ? value : one);
+    return (kopt_less64_(value, one) ? value : one);
 }
 
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
@@ -8784,8 +8769,8 @@ KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tens
 
 /* min(1, 1 / RMS), where RMS is the root of the mean square of n values; 1 if n is 0 or a value is not finite. */
 static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n) {
-    const kopt_f64_ one = kopt_to_f64_(1);
-    kopt_f64_ rms;
+    const double one = 1;
+    double rms;
     if (n == 0 || norm->nonfinite != 0) return 1;
     rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_u64_to_f64_(n))));
     return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
@@ -8804,10 +8789,10 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
 /* Sets *bits to the largest number of the format that is not above limit, as the bit pattern of that format.
    KOPT_ERROR_RANGE if limit is negative or NaN. */
 static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
-    const kopt_f64_ largest = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x7F7FFFFFu)));
-    kopt_f64_ bound = kopt_to_f64_(limit);
+    const double largest = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x7F7FFFFFu)));
+    double bound = limit;
     kopt_environment_ environment;
-    if (!kopt_within64_(bound, kopt_to_f64_(0), bound)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(bound, 0, bound)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, bound)) bound = largest;
     *bits = kopt_as_u32_(kopt_to_float_(bound)) & 0x7FFFFFFFu; /* a limit of -0 means 0 */
@@ -8858,15 +8843,15 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     if (s == NULL) return KOPT_ERROR_NULL;
     if (scale < 0x00800000u || scale >= 0x7F800000u) return KOPT_ERROR_RANGE;
     if (minimum >= 0x7F800000u && minimum != 0x80000000u) return KOPT_ERROR_RANGE; /* -0 is 0 */
-    if (!kopt_within_(s->growth, 1, most) || !kopt_less_(1, s->growth)) return KOPT_ERROR_RANGE;
-    if (!kopt_within_(s->backoff, least, 1) || !kopt_less_(s->backoff, 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(s->growth, 1, most) || !kopt_less64_(1, s->growth)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(s->backoff, least, 1) || !kopt_less64_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     const kopt_result result = kopt_check_scaler_(s);
     kopt_environment_ environment;
-    kopt_f64_ scale;
+    double scale;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
     scale = kopt_bits_to_f64_(kopt_float_to_bits64_(s->scale));
@@ -8874,8 +8859,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            const kopt_f64_ smallest_normal = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x00800000u)));
-            scale = kopt_mul64_(scale, kopt_to_f64_(s->backoff));
+            const double smallest_normal = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x00800000u)));
+            scale = kopt_mul64_(scale, s->backoff);
             /* a scale below the smallest normal float is not stored: the old scale stays */
             if (!kopt_less64_(scale, smallest_normal)) s->scale = kopt_to_float_(scale);
             if (kopt_as_u32_(s->scale) < (kopt_as_u32_(s->minimum) & 0x7FFFFFFFu)) s->scale = s->minimum;
@@ -8884,8 +8869,8 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->bad = 0;
         if (++s->good >= s->interval) {
             /* 2^128 - 2^103: from here on, rounding to float gives infinity; the old scale stays */
-            const kopt_f64_ overflow = kopt_bits_to_f64_(((uint64_t)0x47EFFFFFu << 32) + 0xF0000000u);
-            scale = kopt_mul64_(scale, kopt_to_f64_(s->growth));
+            const double overflow = kopt_bits_to_f64_(((uint64_t)0x47EFFFFFu << 32) + 0xF0000000u);
+            scale = kopt_mul64_(scale, s->growth);
             if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
             s->good = 0;
         }
@@ -8899,17 +8884,17 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
     /* the largest finite double */
-    const kopt_f64_ largest = kopt_bits_to_f64_(((uint64_t)0x7FEFFFFFu << 32) + 0xFFFFFFFFu);
+    const double largest = kopt_bits_to_f64_(((uint64_t)0x7FEFFFFFu << 32) + 0xFFFFFFFFu);
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (!kopt_within64_(kopt_to_f64_(max_norm), kopt_to_f64_(0), largest)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(max_norm, 0, largest)) return KOPT_ERROR_RANGE;
     scaled = *opt;
     kopt_enter_(&environment);
-    scaled.grad_scale = kopt_to_double_(
-        kopt_div64_(kopt_to_f64_(opt->grad_scale), kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
+    scaled.grad_scale = (
+        kopt_div64_(opt->grad_scale, kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
     kopt_leave_(&environment);
     scaled.clip = norm == NULL ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
@@ -9305,7 +9290,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     if (in_size < in_bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlap_(sum, n * size, in, in_bytes)) return KOPT_ERROR_OVERLAP;
     kopt_enter_(&environment);
-    factor = kopt_narrow64_(scale);
+    factor = kopt_to_float_(scale);
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = (kopt_byte_ *)sum + i * size;
         v.n = n - i < KOPT_BLOCK_PART_ ? n - i : KOPT_BLOCK_PART_;
@@ -9340,7 +9325,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
             return KOPT_ERROR_OVERLAP;
     }
     kopt_enter_(&environment);
-    t.scale = kopt_narrow64_(scale);
+    t.scale = kopt_to_float_(scale);
     kopt_leave_(&environment);
     t.kind = KOPT_TOOL_SUM_;
     t.dst = (kopt_byte_ *)out;
@@ -9485,7 +9470,7 @@ static float kopt_narrow_in_environment_(double x) {
     kopt_environment_ environment;
     float y;
     kopt_enter_(&environment);
-    y = kopt_narrow64_(x);
+    y = kopt_to_float_(x);
     kopt_leave_(&environment);
     return y;
 }
@@ -9497,7 +9482,7 @@ static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format form
     if (!kopt_n_valid_(n) || key.first_index >> 54 != 0 || key.first_index + n > (uint64_t)1 << 54)
         return KOPT_ERROR_BOUNDS;
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
-    if (!kopt_within_(middle, -3e38, 3e38) || !kopt_within_(width, 0, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_from_0_to_(width, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == NULL) return KOPT_ERROR_NULL;
     memset(&j, 0, sizeof j);
@@ -9521,7 +9506,7 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
                                    kopt_random_key key) {
     kopt_environment_ environment;
     double a, b, middle, width;
-    if (!kopt_within_(low, -3e38, 3e38) || !kopt_within_(high, low, 3e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(low, KOPT_3E38_) || !kopt_within64_(high, low, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     a = kopt_mul64_(low, 0.5);
     b = kopt_mul64_(high, 0.5);
