@@ -2022,38 +2022,7 @@ static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *bet
     }
 }
 
-#ifdef KOPT_VECTORS16_
-typedef float kopt_f32x4_ __attribute__((__vector_size__(16)));
-
-static KOPT_FORCE_INLINE_ kopt_f32x4_ kopt_combine_gains4_(kopt_f32x4_ a, kopt_f32x4_ b) {
-    kopt_f32x4_ sum = a + b, product = a * b, r;
-    __asm__("" : "+" KOPT_REGISTER_(sum), "+" KOPT_REGISTER_(product));
-    r = sum - product;
-    KOPT_OPAQUE_FLOAT_(r);
-    return r;
-}
-
-/* kopt_beta_() of both beta1 and beta2 in one loop, in lanes 0 and 1. */
-static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
-                                                    float *correction2) {
-    const float one_minus_beta1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)),
-                one_minus_beta2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
-    kopt_f32x4_ gain = {one_minus_beta1, one_minus_beta2}, correction = {0, 0};
-    uint32_t step = s->step;
-    s->beta1 = kopt_to_float_(opt->beta1);
-    s->beta2 = kopt_to_float_(opt->beta2);
-    s->gain1 = one_minus_beta1;
-    s->gain2 = one_minus_beta2;
-    for (;;) {
-        if ((step & 1u) != 0) correction = kopt_combine_gains4_(correction, gain);
-        step >>= 1;
-        if (step == 0) break;
-        gain = kopt_combine_gains4_(gain, gain);
-    }
-    *correction1 = correction[0];
-    *correction2 = correction[1];
-}
-#elif defined(__CUDA_ARCH__)
+#ifdef __CUDA_ARCH__
 /* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one. Both lanes of the pair call it. Takes four
    bits of the step at a time, without a branch; bits above the highest one change nothing. */
 static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
@@ -2078,6 +2047,29 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
     s->gain2 = __shfl_sync(pair, one_minus_beta, even + 1);
     *correction1 = __shfl_sync(pair, correction, even);
     *correction2 = __shfl_sync(pair, correction, even + 1);
+}
+#else
+/* kopt_beta_() of both beta1 and beta2, side by side: each waits for its own results only. */
+static void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1, float *correction2) {
+    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
+    float r1 = kopt_as_f32_(0), r2 = r1;
+    uint32_t step = s->step;
+    s->beta1 = kopt_to_float_(opt->beta1);
+    s->beta2 = kopt_to_float_(opt->beta2);
+    s->gain1 = gain1;
+    s->gain2 = gain2;
+    for (;;) {
+        if ((step & 1u) != 0) {
+            r1 = kopt_combine_gains_(r1, gain1);
+            r2 = kopt_combine_gains_(r2, gain2);
+        }
+        step >>= 1;
+        if (step == 0) break;
+        gain1 = kopt_combine_gains_(gain1, gain1);
+        gain2 = kopt_combine_gains_(gain2, gain2);
+    }
+    *correction1 = r1;
+    *correction2 = r2;
 }
 #endif
 
@@ -3482,34 +3474,8 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 /* ---- random bits ---- */
 
 #ifndef CORE_ONLY_
-#ifdef ONE_LANE_
-/* x = the four words of this Philox block. */
-FN_ void K_(philox_words)(vu32_ x[4], const kopt_philox_key_ *c, uint32_t block_low, uint32_t block_high) {
-    vu32_ key0 = c->key[0], key1 = c->key[1], x0 = block_low, x1 = block_high + c->stream, x2 = c->step, x3 = c->id;
-    vu32_ high0, low0, high1, low1, add0 = 0x9E3779B9u, add1 = 0xBB67AE85u;
-    int round;
-    for (round = 0; round < 7; round++, key0 += add0, key1 += add1) {
-        mulhilo_(x0, 0xD2511F53u, &high0, &low0);
-        mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);
-        x0 = high1 ^ x1 ^ key0;
-        x1 = low1;
-        x2 = high0 ^ x3 ^ key1;
-        x3 = low0;
-    }
-    x[0] = x0;
-    x[1] = x1;
-    x[2] = x2;
-    x[3] = x3;
-}
-
-FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
-    const uint64_t wide = block;
-    K_(philox_words)(x, c, (uint32_t)(block & 0xFFFFFFFFu), (uint32_t)(wide >> 32));
-}
-#else
 /* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane_[l]. `block` is a
-   multiple of LANES_. Not inlined: a call serves up to 128 * LANES_ elements, so inlining gains no speed, and the code
-   would be repeated in every kernel. */
+   multiple of LANES_. Not inlined: a call of vectors serves up to 128 * LANES_ elements. */
 NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
     vu32_ x0 = iadd_(isplat_((uint32_t)(block & 0xFFFFFFFFu)), block_of_lane_());
     vu32_ x1 = isplat_((uint32_t)(block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
@@ -3530,22 +3496,17 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t blo
     x[2] = x2;
     x[3] = x3;
 }
-#endif
 
 #ifdef ONE_LANE_
-/* r of the element with this global index. x: the words of its Philox block. */
-FN_ vu32_ K_(random_of_block)(const vu32_ x[4], uint64_t index) {
-    const unsigned position = (unsigned)(index & 7);
-    uint32_t halves = x[position >> 1];
-    if ((position & 1) != 0) halves = halves >> 16 | halves << 16;
-    return kopt_random_combine_(halves, index);
-}
-
-/* The same, and makes the block. Each call takes the element after that of the call before. first: this is
+/* r of the element with this global index. Each call takes the element after that of the call before. first: this is
    the first call. x keeps the words of the current Philox block from call to call. */
 FN_ vu32_ K_(random_at)(vu32_ x[4], const kopt_philox_key_ *cipher, uint64_t index, int first) {
-    if ((index & 7) == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
-    return K_(random_of_block)(x, index);
+    const unsigned position = (unsigned)(index & 7);
+    uint32_t halves;
+    if (position == 0 || first) K_(philox)(x, cipher, kopt_philox_block_(index));
+    halves = x[position >> 1];
+    if ((position & 1) != 0) halves = halves >> 16 | halves << 16;
+    return kopt_random_combine_(halves, index);
 }
 
 /* Number k, in the low 16 bits; the bits above are arbitrary. */
@@ -3720,43 +3681,25 @@ FN_ constants_ K_(make_constants)(void) {
 
 FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
 
-#ifdef ONE_LANE_
-/* extended() of section 1. */
-FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
-    const vu32_ u = as_u32_(x);
-    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low;
-    const vu32_ sign = xor_(u, mag);
-    const vmask_ nan = igt_(mag, isplat_(0x7F800000u));
-    if (format == KOPT_BF16) return select_(nan, isplat_(0x7FC00000u), u);
-    (void)c;
-    mag = select_(igt_(mag, isplat_(0x47800000u)), isplat_(0x47800000u), mag); /* infinity */
-    low = as_u32_(min_(as_f32_(mag), splat_(6.103515625e-05f))); /* the part up to 2^-14, in equal steps */
-    mag = iadd_(shl_(isub_(mag, low), 3), round_u32_(mul_(as_f32_(low), splat_(1099511627776.0f)))); /* 2^40 */
-    return select_(nan, isplat_(0x7E000000u), or_(mag, sign));
-}
-
-/* from_extended() of section 1: any word has a meaning. */
-FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format) {
-    vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), sign = xor_(u, mag), normal, tiny;
-    if (format == KOPT_BF16) return as_f32_(u);
-    normal = iadd_(shr_(mag, 3), isplat_(0x38000000u));
-    tiny = as_u32_(mul_(convert_f32_(mag), splat_(9.094947017729282e-13f))); /* 2^-40 */
-    normal = select_(igt_(isplat_(0x04000000u), mag), tiny, normal);
-    normal = select_(igt_(mag, isplat_(0x7BFFFFFFu)), isplat_(0x7F800000u), normal);
-    normal = select_(igt_(mag, isplat_(0x7C000000u)), isplat_(0x7FC00000u), normal);
-    return as_f32_(or_(normal, sign));
-}
-#else
+#ifndef ONE_LANE_
 /* extended() of section 1, for an fp16 magnitude below 2^16. */
 FN_ vu32_ K_(extended_fp16)(vu32_ mag, const constants_ *c) {
     const vf32_ low = min_(as_f32_(mag), c->two_to_minus_14);
     return iadd_(shl_(isub_(mag, as_u32_(low)), 3), round_u32_(mul_(low, c->two_to_40)));
 }
+#endif
 
-/* extended() of section 1, for ordinary numbers only. */
+/* extended() of section 1. Vectors: for ordinary numbers only. */
 FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
+#ifdef ONE_LANE_
+    const vu32_ u = as_u32_(x);
+    (void)c;
+    if (format == KOPT_FP16) return kopt_extended_fp16_(x);
+    return select_(igt_(and_(u, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), u);
+#else
     const vu32_ u = as_u32_(x), mag = and_(u, c->abs_mask);
     return format == KOPT_BF16 ? u : or_(K_(extended_fp16)(mag, c), xor_(u, mag));
+#endif
 }
 
 /* from_extended() of section 1. largest: NULL, or the largest magnitudes so far, one per lane. If it is given, fp16
@@ -3775,7 +3718,6 @@ FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *largest) {
     }
     return as_f32_(or_(bits, xor_(u, mag)));
 }
-#endif
 
 /* x rounded to the nearest 16-bit number, ties to even, in the lower half. Takes any value. */
 FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
@@ -4465,13 +4407,8 @@ FN_ vf32_ K_(full_weight)(kopt_rounding rounding, kopt_format format, vu32_ stor
     if (rounding == KOPT_COMPACT) residual = shl_(residual, 8);
     if (rounding == KOPT_EXACT) residual = isub_(xor_(residual, isplat_(0x8000u)), isplat_(0x8000u));
     u = iadd_(shl_(stored, 16), residual);
-#ifdef ONE_LANE_
-    (void)largest;
-    u = as_u32_(K_(from_extended)(u, format));
-#else
     u = as_u32_(K_(from_extended)(u, format, largest));
     if (largest != NULL) return as_f32_(u);
-#endif
     mag = and_(u, isplat_(0x7FFFFFFFu));
     return as_f32_(
         select_(igt_(mag, isplat_(0x7F7FFFFFu)), as_u32_(K_(widen)(and_(stored, isplat_(0xFFFFu)), format)), u));
@@ -4549,7 +4486,7 @@ FN_ vf32_ K_(square_if)(vf32_ x, int rooted) { return rooted ? mul_(x, x) : x; }
 
 #if defined(ONE_LANE_) || defined(CORE_ONLY_)
 /* Decodes a stored weight and its residual. Returns the weight that decay sees (section 3); *compensation is that of
-   KAHAN, or 0. largest: see from_extended; scalar code ignores it. */
+   KAHAN, or 0. largest: see from_extended; scalar code passes NULL. */
 FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ residual, vf32_ *compensation, vu32_ *largest) {
     *compensation = splat_(0);
     if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT)
@@ -5986,10 +5923,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
     const kopt_philox_key_ cipher = kopt_make_philox_key_(seed, step, id, stream);
-    const uint64_t block = (index >> 11 << 4) | (index >> 3 & 15); /* as kopt_philox_block_ */
     vu32_ x[4];
-    K_(philox_words)(x, &cipher, (uint32_t)(block & 0xFFFFFFFFu), (uint32_t)(block >> 32));
-    return K_(random_of_block)(x, (unsigned)(index % KOPT_RANDOM_SPAN_));
+    return K_(random_at)(x, &cipher, index, 1);
 }
 #endif
 
@@ -6145,6 +6080,7 @@ typedef struct kopt_kernels_ {
     void (*convert)(const kopt_conversion_ *);
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
     void (*measure)(const kopt_job_ *, kopt_byte_ *);
+    void (*tool)(const kopt_tool_ *);
 #ifdef KAHAN_OPT_VMATH
     void (*vmath)(const kopt_vmath_job_ *);
 #endif
@@ -6155,43 +6091,35 @@ typedef struct kopt_kernels_ {
 #else
 #define KOPT_AND_VMATH_(kernel)
 #endif
-
-/* tools: the ISA whose all_finite and measure this ISA uses (TOOLS_ISA_ of its vocabulary). */
-#define KOPT_KERNELS_(isa, tools)                                                    \
-    {                                                                                \
-#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, \
-            kopt_measure_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)             \
+/* tools: the ISA whose last three kernels this ISA uses (TOOLS_ISA_ of its vocabulary). */
+#define KOPT_KERNELS_(isa, tools)                                                                             \
+    {                                                                                                         \
+#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
+            kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)                                         \
     }
 #define KOPT_NO_KERNELS_(isa) \
-    { #isa, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
-static const kopt_kernels_ kopt_table_[] = {KOPT_KERNELS_(scalar, scalar),
-#ifdef KOPT_SSE2_
-                                            KOPT_KERNELS_(sse2, scalar),
+    { #isa, NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
+#ifndef KOPT_X86_
+#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_NO_KERNELS_(avx512)
+#elif defined(KOPT_SSE2_) && defined(KOPT_AVX2_)
+#define KOPT_X86_KERNELS_ KOPT_KERNELS_(sse2, scalar), KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2)
+#elif defined(KOPT_AVX2_)
+#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2)
 #else
-                                            KOPT_NO_KERNELS_(sse2),
-#endif
-#if defined(KOPT_AVX2_)
-                                            KOPT_KERNELS_(avx2, avx2),      KOPT_KERNELS_(avx512, avx2),
-#elif defined(KOPT_X86_)
-                                            KOPT_NO_KERNELS_(avx2),        KOPT_KERNELS_(avx512, avx512),
-#else
-                                            KOPT_NO_KERNELS_(avx2),        KOPT_NO_KERNELS_(avx512),
+#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_KERNELS_(avx512, avx512)
 #endif
 #ifdef KOPT_NEON_
-                                            KOPT_KERNELS_(neon, neon),
+#define KOPT_NEON_KERNELS_ KOPT_KERNELS_(neon, neon)
 #else
-                                            KOPT_NO_KERNELS_(neon),
+#define KOPT_NEON_KERNELS_ KOPT_NO_KERNELS_(neon)
 #endif
 #ifdef KOPT_SIMD128_
-                                            KOPT_KERNELS_(simd128, simd128)
+#define KOPT_SIMD128_KERNELS_ KOPT_KERNELS_(simd128, simd128)
 #else
-                                            KOPT_NO_KERNELS_(simd128)
+#define KOPT_SIMD128_KERNELS_ KOPT_NO_KERNELS_(simd128)
 #endif
-};
-typedef char kopt_table_complete_[sizeof kopt_table_ == KOPT_ISA_COUNT * sizeof *kopt_table_ ? 1 : -1];
-#undef KOPT_KERNELS_
-#undef KOPT_NO_KERNELS_
-#undef KOPT_AND_VMATH_
+static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {KOPT_KERNELS_(scalar, scalar), KOPT_X86_KERNELS_,
+                                                          KOPT_NEON_KERNELS_, KOPT_SIMD128_KERNELS_};
 
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_KERNEL_(name) (kopt_table_[kopt_isa_current()].name)
@@ -6666,19 +6594,12 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     }
 }
 
-/* The same with the buffers of the moments on the stack. One function per size, so that no stack frame is larger than
-   it has to be. */
-#define KOPT_BUFFERED_(moments)                                                                               \
-    static KOPT_NOINLINE_ void kopt_step_buffered##moments##_(const kopt_stages_ *stages, const kopt_job_ *j, \
-                                                              size_t begin, size_t end) {                     \
-        KOPT_ALIGN64_ float moment[(moments)*KOPT_TILE_];                                                     \
-        kopt_step_tiles_(stages, j, begin, end, moment);                                                      \
-    }
-KOPT_BUFFERED_(1)
-KOPT_BUFFERED_(2)
-KOPT_BUFFERED_(3)
-KOPT_BUFFERED_(4)
-#undef KOPT_BUFFERED_
+/* The same with the buffers of the moments on the stack. */
+static KOPT_NOINLINE_ void kopt_step_buffered_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin,
+                                               size_t end) {
+    KOPT_ALIGN64_ float moment[4 * KOPT_TILE_];
+    kopt_step_tiles_(stages, j, begin, end, moment);
+}
 
 /* Steps elements [begin, end) of any kind. */
 static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end) {
@@ -6689,10 +6610,7 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
     else if (!buffered)
         kopt_step_tiles_(stages, j, begin, end, NULL);
     else
-        (kind.moment_count == 1   ? kopt_step_buffered1_
-         : kind.moment_count == 2 ? kopt_step_buffered2_
-         : kind.moment_count == 3 ? kopt_step_buffered3_
-                                  : kopt_step_buffered4_)(stages, j, begin, end);
+        kopt_step_buffered_(stages, j, begin, end);
 }
 #endif
 
@@ -7758,12 +7676,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
             s->gain1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
         }
     } else {
-#if defined(KOPT_VECTORS16_) || defined(__CUDA_ARCH__)
         kopt_betas_(opt, s, &correction1, &correction2);
-#else
-        correction1 = kopt_beta_(opt->beta1, s->step, &s->beta1, &s->gain1);
-        correction2 = kopt_beta_(opt->beta2, s->step, &s->beta2, &s->gain2);
-#endif
         if (rule == KOPT_ADAN) {
             /* Adan divides the new weight by this. */
             const float shrink = decay_mode == KOPT_L2 ? 1 : kopt_add_(1, s->weight_decay);
@@ -7844,9 +7757,9 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_ste
 
 /* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
    elements, and encodes the moments again. moment has room for one block of each moment. */
-static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *layout,
-                                            float *moment) {
+static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *layout) {
     const kopt_step *s = whole->step;
+    float moment[4 * KOPT_BLOCK_];
     const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
     const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
     kopt_random_reader_ drawn;
@@ -7884,19 +7797,6 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
         }
     }
 }
-
-/* One function for each number of moments, so that none takes more stack than it needs. */
-#define KOPT_RUN_BLOCKS_(moments)                                                                     \
-    static KOPT_NOINLINE_ void kopt_run_blocks##moments##_(const kopt_job_ *whole, kopt_byte_ *state, \
-                                                           const kopt_layout_ *layout) {              \
-        float moment[(moments)*KOPT_BLOCK_];                                                          \
-        kopt_run_blocks_(whole, state, layout, moment);                                               \
-    }
-KOPT_RUN_BLOCKS_(1)
-KOPT_RUN_BLOCKS_(2)
-KOPT_RUN_BLOCKS_(3)
-KOPT_RUN_BLOCKS_(4)
-#undef KOPT_RUN_BLOCKS_
 
 /* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
 KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
@@ -7951,10 +7851,7 @@ KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *layout, const kopt_step *s, co
         }
     }
     if (s->moment_format == KOPT_Q8 && s->moment_count > 0 && kopt_isa_current() == KOPT_ISA_SCALAR)
-        (s->moment_count == 1   ? kopt_run_blocks1_
-         : s->moment_count == 2 ? kopt_run_blocks2_
-         : s->moment_count == 3 ? kopt_run_blocks3_
-                                : kopt_run_blocks4_)(&job, (kopt_byte_ *)t->state, layout);
+        kopt_run_blocks_(&job, (kopt_byte_ *)t->state, layout);
     else
         (KOPT_KERNEL_(step))(&job);
     kopt_leave_(&environment);
@@ -8609,40 +8506,11 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
     return KOPT_OK;
 }
 
-/* ---- dispatch of the training-loop tools ---- */
-
-/* Separate from kopt_table_, so that the linker drops the tools from a program that uses none. NULL stands for the
-   scalar tool. AVX-512 uses the AVX2 tool, if the build has it. */
-static void (*const kopt_tools_[])(const kopt_tool_ *) = {kopt_tool_scalar_, NULL,
-#if defined(KOPT_AVX2_)
-                                                          kopt_tool_avx2_,   kopt_tool_avx2_,
-#elif defined(KOPT_X86_)
-                                                          NULL,        kopt_tool_avx512_,
-#else
-                                                          NULL,        NULL,
-#endif
-#ifdef KOPT_NEON_
-                                                          kopt_tool_neon_,
-#else
-                                                          NULL,
-#endif
-#ifdef KOPT_SIMD128_
-                                                          kopt_tool_simd128_
-#else
-                                                          NULL
-#endif
-};
-typedef char kopt_tools_complete_[sizeof kopt_tools_ == KOPT_ISA_COUNT * sizeof *kopt_tools_ ? 1 : -1];
-
-/* Runs a tool. The caller has called kopt_enter_(). */
-static void kopt_dispatch_tool_(const kopt_tool_ *t) {
-    const kopt_isa isa = kopt_isa_current();
-    kopt_tools_[kopt_tools_[isa] == NULL ? KOPT_ISA_SCALAR : isa](t);
-}
+/* Runs a tool. */
 static void kopt_run_tool_(const kopt_tool_ *t) {
     kopt_environment_ environment;
     kopt_enter_(&environment);
-    kopt_dispatch_tool_(t);
+    KOPT_KERNEL_(tool)(t);
     kopt_leave_(&environment);
 }
 
@@ -8664,7 +8532,7 @@ static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format fo
     t.src = x;
     t.src_format = format;
     t.n = n;
-    kopt_dispatch_tool_(&t);
+    KOPT_KERNEL_(tool)(&t);
 }
 
 KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
