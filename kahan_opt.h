@@ -2051,7 +2051,8 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
 #else
 /* kopt_beta_() of both beta1 and beta2, side by side: each waits for its own results only. */
 static void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1, float *correction2) {
-    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
+    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)),
+          gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
     float r1 = kopt_as_f32_(0), r2 = r1;
     uint32_t step = s->step;
     s->beta1 = kopt_to_float_(opt->beta1);
@@ -2245,24 +2246,6 @@ typedef struct kopt_kind_ {
     int moment_count, nesterov, buffered;
 } kopt_kind_;
 
-/* Copies a kind; what this build decides (KAHAN_OPT_ONLY) is a constant in the copy, but for the format of the moments,
-   which kopt_kind_of_ or a line of DIRECTIONS_ knows better. Field by field: a copy of the whole struct would stay in
-   memory, where a wide load has to wait for the narrow stores before it (no store forwarding). */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_copy_kind_(const kopt_kind_ *p) {
-    kopt_kind_ kind;
-    kind.rule = p->rule;
-    kind.weight = p->weight;
-    kind.grad = p->grad;
-    kind.moment = p->moment;
-    kind.rounding = p->rounding;
-    kind.moment_rounding = p->moment_rounding;
-    kind.compensation_rounding = p->compensation_rounding;
-    kind.moment_count = p->moment_count;
-    kind.nesterov = p->nesterov;
-    kind.buffered = p->buffered;
-    return kind;
-}
-
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
     const kopt_step *s = j->step;
@@ -2278,7 +2261,7 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_
     kind.nesterov = s->nesterov;
     kind.buffered = j->buffered;
     if (kind.buffered) kind.moment = KOPT_F32;
-    return kopt_copy_kind_(&kind);
+    return kind;
 }
 
 /* Is this moment a mean of squares, and does its array (memory, or the fp32 buffer) hold the root instead? */
@@ -2553,7 +2536,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    Memory: LANES_ consecutive elements
    load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
    store32_ store16_(p, a)      the lower 32 or 16 bits of a
-   store8_(p, a)                the lower 8 bits of a (ONE_LANE_ only)
+   K_(store8)(p, a)                the lower 8 bits of a (ONE_LANE_ only)
    nt_store32_ nt_store16_(p, a)
                                 non-temporal stores to p, aligned to the size of the store; nt_store16_: a < 2^16
                                 (NT_STORES_; without it they are store32_ and store16_)
@@ -2590,7 +2573,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 
    Order of random words. Not scalar
    interleave_low_(a, b)        in each 128-bit part: a0 b0 a1 b1, of its words 0 to 3
-   interleave_high_(a, b)       in each 128-bit part: a2 b2 a3 b3
+   K_(interleave_high)(a, b)       in each 128-bit part: a2 b2 a3 b3
    block_of_lane_()             which of LANES_ consecutive Philox blocks a lane computes: lane 4 * i + k has block
                                 k * (LANES_ / 4) + i. Then philox_transpose puts the words into the order of memory
 
@@ -2625,7 +2608,6 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define random_buffer_ K_(random_buffer)
 #define constants_ K_(constants)
 #define moments_ K_(moments)
-#define atan2_reduced_ K_(atan2_reduced)
 #define element_ K_(element)
 #define pair_ K_(pair)
 #define arrays_ K_(arrays)
@@ -2642,15 +2624,10 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define mul_ K_(mul)
 #define div_ K_(div)
 #define sqrt_ K_(sqrt)
-#define flush_ K_(flush)
-#define imin_ K_(imin)
-#define masked_sub_ K_(masked_sub)
 #define min_ K_(min)
-#define max_ K_(max)
 #define splat_ K_(splat)
 #define as_u32_ K_(as_u32)
 #define as_f32_ K_(as_f32)
-#define round_u32_ K_(round_u32)
 #define convert_f32_ K_(convert_f32)
 #define isplat_ K_(isplat)
 #define isplat_hoisted_ K_(isplat_hoisted)
@@ -2659,10 +2636,8 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define and_ K_(iand)
 #define or_ K_(ior)
 #define xor_ K_(ixor)
-#define mulhilo_ K_(mulhilo)
 #define add16_ K_(add16)
 #define mul16_ K_(mul16)
-#define dot_ K_(dot)
 #define igt_ K_(igt)
 #define ieq_ K_(ieq)
 #define mask_or_ K_(mask_or)
@@ -2674,32 +2649,15 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define load8_ K_(load8)
 #define store32_ K_(store32)
 #define store16_ K_(store16)
-#define store8_ K_(store8)
 #define widen_fp16_ K_(widen_fp16)
 #define narrow_fp16_ K_(narrow_fp16)
 #define block_of_lane_ K_(block_of_lane)
-#define interleave_low_ K_(interleave_low)
-#define interleave_high_ K_(interleave_high)
 #define unpack_low16_ K_(unpack_low16)
-#define unpack_high16_ K_(unpack_high16)
 #define pack_high16_ K_(pack_high16)
 #define imax_ K_(imax)
-#define unordered_ K_(unordered)
-#define load_fp16_ K_(load_fp16)
-#define round_fp16_ K_(round_fp16)
-#define deinterleave_ K_(deinterleave)
-#define interleave_ K_(interleave)
-#define bf16_low_ K_(bf16_low)
-#define bf16_high_ K_(bf16_high)
-#define fp16_low_ K_(fp16_low)
-#define fp16_high_ K_(fp16_high)
 #define load8_to16_ K_(load8_to16)
 #define store8_from16_ K_(store8_from16)
-#define interleave_high16_ K_(interleave_high16)
 #define flush16_ K_(flush16)
-#define min16_ K_(min16)
-#define max16_ K_(max16)
-#define any_gt16_ K_(any_gt16)
 
 /* ---- scalar: one lane ---- */
 
@@ -2722,7 +2680,7 @@ FN_ vf32_ sqrt_(vf32_ a) { return kopt_sqrt_(a); }
 FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return (float)(int32_t)a; }
-FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
+FN_ vu32_ K_(round_u32)(vf32_ a) { /* 0 <= a < 2^31 */
     uint32_t u = kopt_as_u32_(a), exponent = u >> 23, significand = (u & 0x007FFFFFu) | 0x00800000u,
              shift = 150 - exponent;
     if (exponent < 126) return 0; /* a < 1/2 */
@@ -2733,7 +2691,7 @@ FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 #define OPERATORS_ 1
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     uint64_t product = (uint64_t)a * b;
     *high = (uint32_t)(product >> 32);
     *low = (uint32_t)(product & 0xFFFFFFFFu);
@@ -2749,7 +2707,7 @@ FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)*p ^ 0x80u) - 0x80u; } /* sign-extends */
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
+FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
 static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16((kopt_fp16)a); }
 static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
 FN_ vu32_ block_of_lane_(void) { return 0; }
@@ -2837,7 +2795,7 @@ ARITHMETIC_(sub_, -, MM_(sub_ps))
 ARITHMETIC_(mul_, *, MM_(mul_ps))
 ASSEMBLED_(div_, "divps", MM_(div_ps))
 ASSEMBLED_(min_, "minps", MM_(min_ps))
-ASSEMBLED_(max_, "maxps", MM_(max_ps))
+ASSEMBLED_(K_(max), "maxps", MM_(max_ps))
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
 FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32((int)(kopt_as_u32_(x)))); }
@@ -2849,7 +2807,7 @@ FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     OPAQUE_(r);
     return r;
 }
-FN_ vu32_ round_u32_(vf32_ a) { return MM_(cvtps_epi32)(a); }
+FN_ vu32_ K_(round_u32)(vf32_ a) { return MM_(cvtps_epi32)(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return MM_(cvtepi32_ps)(a); }
 FN_ vu32_ isplat_(uint32_t a) { return MM_(set1_epi32)((int)a); }
 FN_ vu32_ isplat_hoisted_(uint32_t a) {
@@ -2866,22 +2824,22 @@ FN_ vu32_ xor_(vu32_ a, vu32_ b) { return SI_(xor_si)(a, b); }
 #define shr_(a, n) MM_(srli_epi32)(a, n)
 FN_ vu32_ add16_(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return MM_(mullo_epi16)(a, b); }
-FN_ vu32_ min16_(vu32_ a, vu32_ b) { return MM_(min_epi16)(a, b); }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) { return MM_(max_epi16)(a, b); }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return MM_(min_epi16)(a, b); }
+FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return MM_(max_epi16)(a, b); }
+FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     const vu32_ factor = isplat_(b), upper = MM_(slli_epi64)(isplat_(0xFFFFFFFFu), 32); /* the odd words */
     const vu32_ even = MM_(mul_epu32)(a, factor), odd = MM_(mul_epu32)(MM_(srli_epi64)(a, 32), factor);
     *low = or_(SI_(andnot_si)(upper, even), MM_(slli_epi64)(odd, 32));
     *high = or_(MM_(srli_epi64)(even, 32), and_(upper, odd));
 }
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) { /* even lanes; next line: odd lanes */
+FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) { /* even lanes; next line: odd lanes */
     sum[0] = MM_(add_epi64)(sum[0], MM_(mul_epu32)(a, b));
     sum[1] = MM_(add_epi64)(sum[1], MM_(mul_epu32)(MM_(srli_epi64)(a, 32), MM_(srli_epi64)(b, 32)));
 }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return SI_(loadu_si)((const vu32_ *)p); }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { SI_(storeu_si)((vu32_ *)p, a); }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return MM_(unpacklo_epi32)(a, b); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return MM_(unpackhi_epi32)(a, b); }
+FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return MM_(unpacklo_epi32)(a, b); }
+FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return MM_(unpackhi_epi32)(a, b); }
 
 #if KOPT_PASS_ != KOPT_PASS_AVX512_ /* masks are vectors */
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return MM_(cmpgt_epi32)(a, b); }
@@ -2892,7 +2850,7 @@ FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return and_(m, a); }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return SI_(andnot_si)(MM_(cmpeq_epi16)(and_(a, exponent), isplat_(0)), a);
 }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_epi16)(a, limit)) != 0; }
+FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_epi16)(a, limit)) != 0; }
 #endif
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
@@ -2901,9 +2859,9 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return or_(and_(m, yes), _mm_
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
 FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
-FN_ vu32_ unpack_high16_(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0)); }
-FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
-FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(_mm_unpackhi_epi16(isplat_(0), a)); }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0)); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
+FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm_unpackhi_epi16(isplat_(0), a)); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
 FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
     vu32_ a = isplat_(kopt_load32_(p));
@@ -2949,26 +2907,26 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
 }
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm_stream_si128((__m128i *)p, K_(narrow16)(a)); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(K_(low128)(a)); }
-FN_ vu32_ unpack_high16_(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
-FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
-FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
+FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(shr_(even, 16), odd, 0xAA); }
-FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(shr_(even, 16), odd, 0xAA); }
+FN_ void K_(deinterleave)(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
     *even = as_f32_(QUARTERS_(as_u32_(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
     *odd = as_f32_(QUARTERS_(as_u32_(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
 }
-FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 0 1 of each 128-bit part, then 2 3 */
+FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 0 1 of each 128-bit part, then 2 3 */
     const vf32_ low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
     *a = _mm256_permute2f128_ps(low, high, 0x20);
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 FN_ vf32_ widen_fp16_(vu32_ a) { return _mm256_cvtph_ps(K_(narrow16)(a)); }
 FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return _mm256_cvtph_ps(K_(load128)(p)); }
-FN_ vf32_ fp16_low_(vu32_ a) { return _mm256_cvtph_ps(K_(low128)(a)); }
-FN_ vf32_ fp16_high_(vu32_ a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }
-FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
+FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return _mm256_cvtph_ps(K_(load128)(p)); }
+FN_ vf32_ K_(fp16_low)(vu32_ a) { return _mm256_cvtph_ps(K_(low128)(a)); }
+FN_ vf32_ K_(fp16_high)(vu32_ a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }
+FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
     const __m128i half = _mm256_cvtps_ph(x, 0);
     *stored = _mm256_cvtepu16_epi32(half);
     return _mm256_cvtph_ps(half);
@@ -2983,13 +2941,13 @@ FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return (vmask_)(a | b); }
 FN_ int any_true_(vmask_ a) { return a != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
-FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) {
+FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) {
     vf32_ r = _mm512_mask_sub_ps(b, m, a, b);
     OPAQUE_(r);
     return r;
 }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a); }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) {
+FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
 #ifdef KOPT_GNU_
     __asm__("" : "+r"(above)); /* tests a general register; kortest is slower on some processors */
@@ -3005,11 +2963,13 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi32_epi1
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi16_epi8(a)); }
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm256_stream_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
-FN_ vu32_ unpack_high16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
 /* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
 FN_ vu32_ K_(count)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
-FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, shl_(K_(count)(), 16), a)); }
-FN_ vf32_ bf16_high_(vu32_ a) {
+FN_ vf32_ K_(bf16_low)(vu32_ a) {
+    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, shl_(K_(count)(), 16), a));
+}
+FN_ vf32_ K_(bf16_high)(vu32_ a) {
     return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, or_(shl_(K_(count)(), 16), isplat_(0x100000)), a));
 }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
@@ -3017,26 +2977,26 @@ FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those
     return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
 /* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) {
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) {
     const __mmask64 low = (uint64_t)0x33333333u << 32 | 0x33333333u;
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
-FN_ void deinterleave_(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
+FN_ void K_(deinterleave)(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
     const __m512i evens = iadd_(K_(count)(), K_(count)());
     *even = _mm512_permutex2var_ps(a, evens, b);
     *odd = _mm512_permutex2var_ps(a, or_(evens, isplat_(1)), b);
 }
-FN_ void interleave_(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
+FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     *a = _mm512_permutex2var_ps(even, first, odd);
     *b = _mm512_permutex2var_ps(even, or_(first, isplat_(8)), odd);
 }
 FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return _mm512_cvtph_ps(K_(load256)(p)); }
-FN_ vf32_ fp16_low_(vu32_ a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
-FN_ vf32_ fp16_high_(vu32_ a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
-FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
+FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return _mm512_cvtph_ps(K_(load256)(p)); }
+FN_ vf32_ K_(fp16_low)(vu32_ a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
+FN_ vf32_ K_(fp16_high)(vu32_ a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
+FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
     const __m256i half = _mm512_maskz_cvtps_ph(0xFFFFu, x, 0);
     *stored = _mm512_cvtepu16_epi32(half);
     return _mm512_cvtph_ps(half);
@@ -3091,7 +3051,7 @@ FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     return r;
 }
 FN_ vf32_ as_f32_(vu32_ a) { return vreinterpretq_f32_u32(a); }
-FN_ vu32_ round_u32_(vf32_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
+FN_ vu32_ K_(round_u32)(vf32_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
 FN_ vf32_ convert_f32_(vu32_ a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
 FN_ vu32_ isplat_(uint32_t a) { return vdupq_n_u32(a); }
 FN_ vu32_ isplat_hoisted_(uint32_t a) {
@@ -3112,13 +3072,13 @@ FN_ vu32_ add16_(vu32_ a, vu32_ b) {
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_u16(vmulq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     vu32_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
     vu32_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
     *low = vuzp1q_u32(first, second); /* the even words of both; next line: the odd ones */
     *high = vuzp2q_u32(first, second);
 }
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
+FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
     sum[0] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[0]), vget_low_u32(a), vget_low_u32(b)));
     sum[1] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[1]), vget_high_u32(a), vget_high_u32(b)));
 }
@@ -3142,10 +3102,10 @@ FN_ vu32_ block_of_lane_(void) {
     static const uint32_t kopt_lanes_[4] = {0, 1, 2, 3};
     return vld1q_u32(kopt_lanes_);
 }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
+FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
+FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
     return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
 }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
@@ -3153,19 +3113,19 @@ FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
     uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(exponent));
     return vandq_u32(a, vreinterpretq_u32_u16(normal));
 }
-FN_ vu32_ min16_(vu32_ a, vu32_ b) {
+FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_s16(vminq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
 }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) {
+FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_s16(vmaxq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
 }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) {
+FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
     return vmaxvq_s16(vreinterpretq_s16_u32(a)) > vgetq_lane_s16(vreinterpretq_s16_u32(limit), 0);
 }
 FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(vreinterpretq_u16_u32(a))); }
-FN_ vu32_ unpack_high16_(vu32_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
-FN_ vf32_ bf16_low_(vu32_ a) { return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
-FN_ vf32_ bf16_high_(vu32_ a) { return vreinterpretq_f32_u16(vzip2q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
+FN_ vf32_ K_(bf16_high)(vu32_ a) { return vreinterpretq_f32_u16(vzip2q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return vreinterpretq_u32_u16(vmovl_u8(vld1_u8(p))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
@@ -3175,10 +3135,10 @@ FN_ vu32_ imax_(vu32_ a, vu32_ b) {
     return vreinterpretq_u32_s32(vmaxq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)));
 }
 #define FP16_ 1
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-FN_ vf32_ fp16_low_(vu32_ a) { return vcvt_f32_f16(vget_low_f16(vreinterpretq_f16_u32(a))); }
-FN_ vf32_ fp16_high_(vu32_ a) { return vcvt_high_f32_f16(vreinterpretq_f16_u32(a)); }
-FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
+FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+FN_ vf32_ K_(fp16_low)(vu32_ a) { return vcvt_f32_f16(vget_low_f16(vreinterpretq_f16_u32(a))); }
+FN_ vf32_ K_(fp16_high)(vu32_ a) { return vcvt_high_f32_f16(vreinterpretq_f16_u32(a)); }
+FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
     const float16x4_t half = vcvt_f16_f32(x);
     *stored = vmovl_u16(vreinterpret_u16_f16(half));
     return vcvt_f32_f16(half);
@@ -3235,17 +3195,17 @@ FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
 FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
 FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt_as_u32_ */
 FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
-FN_ vu32_ round_u32_(vf32_ a) { return WORDS_(__builtin_convertvector(K_(integer)(a), K_(i32))); }
+FN_ vu32_ K_(round_u32)(vf32_ a) { return WORDS_(__builtin_convertvector(K_(integer)(a), K_(i32))); }
 FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
 #define OPERATORS_ 1
 FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
 FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
+FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     const vu32_ factor = isplat_(b), x = K_(products)(a, factor), y = K_(other_products)(a, factor);
     *low = __builtin_shufflevector(x, y, 0, 2, 4, 6);
     *high = __builtin_shufflevector(x, y, 1, 3, 5, 7);
 }
-FN_ void dot_(vu32_ sum[2], vu32_ a, vu32_ b) {
+FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
     sum[0] = WORDS_(AS_(u64, sum[0]) + AS_(u64, K_(products)(a, b)));
     sum[1] = WORDS_(AS_(u64, sum[1]) + AS_(u64, K_(other_products)(a, b)));
 }
@@ -3255,11 +3215,11 @@ FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m & a; }
 FN_ vu32_ unpack_low16_(vu32_ a) {
     return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
 }
-FN_ vu32_ unpack_high16_(vu32_ a) {
+FN_ vu32_ K_(unpack_high16)(vu32_ a) {
     return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
 }
-FN_ vf32_ bf16_low_(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
-FN_ vf32_ bf16_high_(vu32_ a) { return as_f32_(unpack_high16_(a) << 16); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
+FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(K_(unpack_high16)(a) << 16); }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
 FN_ vu32_ load16_(const kopt_byte_ *p) {
     const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
@@ -3287,16 +3247,16 @@ FN_ vu32_ block_of_lane_(void) {
     const vu32_ r = {0, 1, 2, 3};
     return r;
 }
-FN_ vu32_ interleave_low_(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
-FN_ vu32_ interleave_high_(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
 }
-FN_ vu32_ interleave_high16_(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~K_(eq16)(a & exponent, isplat_(0)); }
-FN_ vu32_ min16_(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
-FN_ vu32_ max16_(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
-FN_ int any_gt16_(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)); }
+FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
+FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
+FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)); }
 
 #elif KOPT_PASS_ >= KOPT_PASS_CUDA_
 #include KAHAN_OPT_CUDA_SELF
@@ -3329,17 +3289,17 @@ FN_ vu32_ xor_(vu32_ a, vu32_ b) { return a ^ b; }
 #endif
 #ifndef MIN_MAX_
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(a), as_u32_(b)), as_u32_(b), as_u32_(a))); }
-FN_ vf32_ max_(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(b), as_u32_(a)), as_u32_(b), as_u32_(a))); }
+FN_ vf32_ K_(max)(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(b), as_u32_(a)), as_u32_(b), as_u32_(a))); }
 #endif
 #ifndef MASKED_SUB_
-FN_ vf32_ masked_sub_(vmask_ m, vf32_ a, vf32_ b) { return as_f32_(select_(m, as_u32_(sub_(a, b)), as_u32_(b))); }
+FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) { return as_f32_(select_(m, as_u32_(sub_(a, b)), as_u32_(b))); }
 #endif
 
 #ifndef IMAX_
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return select_(igt_(a, b), a, b); }
 #endif
 #ifndef UNORDERED_
-FN_ vmask_ unordered_(vf32_ a, vf32_ b) {
+FN_ vmask_ K_(unordered)(vf32_ a, vf32_ b) {
     const vu32_ all = isplat_(0x7FFFFFFFu), infinity = isplat_(0x7F800000u);
     return mask_or_(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
 }
@@ -3454,7 +3414,7 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
         store16_(to, a);
 #ifdef ONE_LANE_
     else
-        store8_(to, a);
+        K_(store8)(to, a);
 #else
     if (n < LANES_) memcpy(p, part, n * size);
 #endif
@@ -3482,8 +3442,8 @@ NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t blo
     vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
     int round;
     for (round = 0; round < 7; round++) {
-        mulhilo_(x0, 0xD2511F53u, &high0, &low0);
-        mulhilo_(x2, 0xCD9E8D57u, &high1, &low1);
+        K_(mulhilo)(x0, 0xD2511F53u, &high0, &low0);
+        K_(mulhilo)(x2, 0xCD9E8D57u, &high1, &low1);
         x0 = xor_(xor_(high1, x1), key0);
         x1 = low1;
         x2 = xor_(xor_(high0, x3), key1);
@@ -3535,12 +3495,12 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
 /* Transposes the output of philox into the order of memory: w holds the 4 * LANES_ words, one Philox block after the
    other, the first LANES_ words in w[0]. block_of_lane_ orders the blocks so that these interleavings suffice. */
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
-    vu32_ even_low = interleave_low_(x[0], x[2]), even_high = interleave_high_(x[0], x[2]);
-    vu32_ odd_low = interleave_low_(x[1], x[3]), odd_high = interleave_high_(x[1], x[3]);
-    w[0] = interleave_low_(even_low, odd_low);
-    w[1] = interleave_high_(even_low, odd_low);
-    w[2] = interleave_low_(even_high, odd_high);
-    w[3] = interleave_high_(even_high, odd_high);
+    vu32_ even_low = K_(interleave_low)(x[0], x[2]), even_high = K_(interleave_high)(x[0], x[2]);
+    vu32_ odd_low = K_(interleave_low)(x[1], x[3]), odd_high = K_(interleave_high)(x[1], x[3]);
+    w[0] = K_(interleave_low)(even_low, odd_low);
+    w[1] = K_(interleave_high)(even_low, odd_low);
+    w[2] = K_(interleave_low)(even_high, odd_high);
+    w[3] = K_(interleave_high)(even_high, odd_high);
 }
 
 /* The random words of the span that holds this global index, in the order of memory. Fills in (at least) those that the
@@ -3611,7 +3571,7 @@ FN_ vu32_ K_(place_q8)(vf32_ y, int square, vu32_ r) {
         return iadd_(imax_(low, high), r);
     }
     mag = as_f32_(and_(u, isplat_(0x7FFFFFFFu)));
-    mag = max_(mag, mul_(add_(mag, splat_(2.44140625e-04f)), splat_(0.5f))); /* gradual underflow below 2^-12 */
+    mag = K_(max)(mag, mul_(add_(mag, splat_(2.44140625e-04f)), splat_(0.5f))); /* gradual underflow below 2^-12 */
     return or_(iadd_(shr_(iadd_(as_u32_(mag), isplat_(8 - 0x39000000u)), 4), r), and_(u, isplat_(0x80000000u)));
 }
 
@@ -3685,7 +3645,7 @@ FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); 
 /* extended() of section 1, for an fp16 magnitude below 2^16. */
 FN_ vu32_ K_(extended_fp16)(vu32_ mag, const constants_ *c) {
     const vf32_ low = min_(as_f32_(mag), c->two_to_minus_14);
-    return iadd_(shl_(isub_(mag, as_u32_(low)), 3), round_u32_(mul_(low, c->two_to_40)));
+    return iadd_(shl_(isub_(mag, as_u32_(low)), 3), K_(round_u32)(mul_(low, c->two_to_40)));
 }
 #endif
 
@@ -3738,8 +3698,8 @@ FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
 
 #ifndef FP16_
 /* round_fp16_: x rounded to fp16, and *stored = its 16 bits. */
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
-FN_ vf32_ round_fp16_(vf32_ x, vu32_ *stored) {
+FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
+FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
 #ifdef ONE_LANE_
     *stored = K_(round_nearest16)(x, KOPT_FP16); /* a NaN becomes the canonical one; vectors hand it to scalar code */
 #else
@@ -3794,7 +3754,7 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
 /* What a step stores of an fp32: +0 below 2^-126, and the canonical NaN. */
 FN_ vu32_ K_(flush_f32)(vf32_ x) {
 #ifdef FLUSH_
-    return imin_(as_u32_(flush_(x)), isplat_(0x7FC00000u));
+    return K_(imin)(as_u32_(K_(flush)(x)), isplat_(0x7FC00000u));
 #else
     vu32_ u = as_u32_(x), mag = and_(u, isplat_(0x7FFFFFFFu));
     u = select_or_zero_(igt_(mag, isplat_(0x007FFFFFu)), u);
@@ -4166,12 +4126,12 @@ FN_ vu32_ K_(map16)(kopt_function f, kopt_format format, vu32_ x) {
    saves an operation, and two factors can be computed in parallel. Two infinities give NaN. */
 FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
     const vu32_ mag = and_(as_u32_(y), isplat_(0x7FFFFFFFu));
-    const vf32_ q = div_(min_(as_f32_(mag), x), max_(x, as_f32_(mag))); /* NaN if y or x is NaN: see min_ */
+    const vf32_ q = div_(min_(as_f32_(mag), x), K_(max)(x, as_f32_(mag))); /* NaN if y or x is NaN: see min_ */
     const vf32_ z = mul_(q, q);
     const vf32_ a = add_(mul_(add_(z, splat_(1.75760663f)), z), splat_(3.77875996f));
     const vf32_ b = add_(mul_(sub_(z, splat_(3.12811708f)), z), splat_(6.84485292f));
     vf32_ angle = mul_(mul_(mul_(splat_(0.0131872343f), q), sub_(splat_(2.93177509f), z)), mul_(a, b));
-    angle = masked_sub_(igt_(mag, as_u32_(x)), splat_(1.57079637f), angle);
+    angle = K_(masked_sub)(igt_(mag, as_u32_(x)), splat_(1.57079637f), angle);
     return as_f32_(or_(as_u32_(angle), and_(as_u32_(y), isplat_(0x80000000u))));
 }
 
@@ -4431,7 +4391,7 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
         mag = and_(as_u32_(y), c->abs_mask);
         *largest = imax_(*largest, mag);
 #ifdef FLUSH_
-        u = K_(extended)(flush_(y), kind.weight, c);
+        u = K_(extended)(K_(flush)(y), kind.weight, c);
 #else
         u = K_(extended)(as_f32_(select_or_zero_(igt_(mag, c->subnormal), as_u32_(y))), kind.weight, c);
 #endif
@@ -4451,7 +4411,7 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
         new_w = add_(w, y); /* s of section 3, then w' */
         if (CHECK_UNROUNDED_) *largest = imax_(*largest, and_(as_u32_(new_w), c->abs_mask));
         if (kind.weight == KOPT_FP16) {
-            new_w = round_fp16_(new_w, &u);
+            new_w = K_(round_fp16)(new_w, &u);
             u = shl_(u, 16);
         } else { /* the compensation keeps the rounding error, so ties need not go to even */
             u = iadd_(K_(extended)(new_w, KOPT_BF16, c), c->half_ulp);
@@ -4643,11 +4603,12 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
+    const int random = kopt_needs_random_(kind);
     vu32_ words[4];
     size_t q;
     for (q = 0; q < n; q++) {
         const size_t offset = 4 * (pair != 0 ? q % 2 * (pair / 2) + q / 2 : q);
-        const vu32_ r = K_(random_at)(words, &cipher, (j->first + i + q), q == 0);
+        const vu32_ r = random ? K_(random_at)(words, &cipher, j->first + i + q, q == 0) : 0;
         K_(step_element)(j, kind, &k, i + q, r, stages, x == NULL ? x : x + offset);
     }
 }
@@ -4655,20 +4616,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
 
 /* Steps the elements [begin, end): all stages of an element, then the next element. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
-#ifndef KOPT_VECTOR_CODE_ /* no vector code calls step_elements: step_element is inlined */
-    const scalars_ k = K_(splat_job)(j);
-    const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
-    const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
-    const int random = kopt_needs_random_(kind);
-    vu32_ words[4];
-    size_t i;
-#endif
-#ifdef KOPT_VECTOR_CODE_
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, 0);
-#else
-    for (i = begin; i < end; i++) K_(step_element)
-    (j, kind, &k, i, random ? K_(random_at)(words, &cipher, (j->first + i), i == begin) : 0, KOPT_ALL_STAGES_, NULL);
-#endif
 }
 #else                           /* vectors */
 /* ---- pairs of vectors ---- */
@@ -4704,7 +4652,7 @@ FN_ vu32_ K_(first16)(vu32_ both, int layout, const constants_ *c) {
 FN_ vu32_ K_(second16)(vu32_ both, int layout) {
     return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
            : (layout & EVEN_ODD_) != 0           ? shr_(both, 16)
-                                                 : unpack_high16_(both);
+                                                 : K_(unpack_high16)(both);
 }
 
 /* One vector of a pair: its new moments, unrounded and rounded. */
@@ -4748,9 +4696,9 @@ FN_ pair_ K_(reorder)(pair_ x, int from, int to) {
     pair_ r = x;
     if (from == to) return x;
     if (to != 0)
-        deinterleave_(x.a, x.b, &r.a, &r.b);
+        K_(deinterleave)(x.a, x.b, &r.a, &r.b);
     else
-        interleave_(x.a, x.b, &r.a, &r.b);
+        K_(interleave)(x.a, x.b, &r.a, &r.b);
     return r;
 #else
     (void)from;
@@ -4811,8 +4759,8 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
         return K_(reorder)(x, 0, order);
     }
     if (format == KOPT_FP16) {
-        x.a = load_fp16_(p + 2 * i);
-        x.b = load_fp16_(p + 2 * (i + LANES_));
+        x.a = K_(load_fp16)(p + 2 * i);
+        x.b = K_(load_fp16)(p + 2 * (i + LANES_));
         return K_(reorder)(x, 0, order);
     }
     if (order != 0) {
@@ -4825,8 +4773,8 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
         x.b = as_f32_(shl_(load16_(p + 2 * (i + LANES_)), 16));
 #else
         const vu32_ both = load32_(p + 2 * i);
-        x.a = bf16_low_(both);
-        x.b = bf16_high_(both);
+        x.a = K_(bf16_low)(both);
+        x.b = K_(bf16_high)(both);
 #endif
     }
     return x;
@@ -4835,7 +4783,7 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
 /* Packs the upper halves of a pair, two to a word, in the order of memory. */
 FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int layout) {
 #ifdef SPECIALIZED_
-    if ((layout & EVEN_ODD_) != 0) return interleave_high16_(a, b);
+    if ((layout & EVEN_ODD_) != 0) return K_(interleave_high16)(a, b);
 #endif
     (void)layout;
     return pack_high16_(a, b);
@@ -4907,12 +4855,12 @@ FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, co
     residual = K_(pack_pair)(residual_a, residual_b, layout);
     if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) stored = flush16_(stored, c->exponent);
     if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT &&
-        any_gt16_(and_(stored, c->magnitude), c->bf16_limit))
+        K_(any_gt16)(and_(stored, c->magnitude), c->bf16_limit))
         return 0;
     if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(largest, isplat_(0x7F7EFFFFu))))
         return 0;
     if (kind.weight == KOPT_FP16 && kind.rounding == KOPT_KAHAN &&
-        any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu)))
+        K_(any_gt16)(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu)))
         return 0;
     if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_true_(igt_(largest, c->fp16_limit))) return 0;
     store32_(j->weight + 2 * i, stored);
@@ -4945,10 +4893,10 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
         joint[m] = K_(pack_pair)(a->u[m], b->u[m], layout);
         if (kind.moment == KOPT_BF16) {
             joint[m] = flush16_(joint[m], c->exponent);
-            largest16 = m == 0 ? and_(joint[m], c->magnitude) : max16_(largest16, and_(joint[m], c->magnitude));
+            largest16 = m == 0 ? and_(joint[m], c->magnitude) : K_(max16)(largest16, and_(joint[m], c->magnitude));
         }
     }
-    if (kind.moment == KOPT_BF16 ? any_gt16_(largest16, c->bf16_limit)
+    if (kind.moment == KOPT_BF16 ? K_(any_gt16)(largest16, c->bf16_limit)
                                  : any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit)))
         return 0;
     EACH_MOMENT_ store32_(j->moment[m] + 2 * i, joint[m]);
@@ -4984,7 +4932,7 @@ FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k,
     /* A NaN of another format can have bits below those of a bf16. Rounding could carry them and turn the NaN into a
        number. */
     if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight)) {
-        if (any_true_(unordered_(x->a, x->b))) return 0;
+        if (any_true_(K_(unordered)(x->a, x->b))) return 0;
     }
     return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, layout, largest);
 }
@@ -5028,17 +4976,17 @@ FN_ pair_ K_(decode_pair)(const kopt_byte_ *code, int square) {
         const vu32_ low = iadd_(shl_(codes, 4), isplat_(0x35903590u)),
                     high = iadd_(shl_(codes, 2), isplat_(0x3B843B84u));
         const vu32_ minus_codes = mul16_(codes, isplat_(0xFFFFFFFFu)); /* has bit 12, as the roots have, if not 0 */
-        const vu32_ roots = flush16_(min16_(low, high), minus_codes);
-        x.a = bf16_low_(roots);
-        x.b = bf16_high_(roots);
+        const vu32_ roots = flush16_(K_(min16)(low, high), minus_codes);
+        x.a = K_(bf16_low)(roots);
+        x.b = K_(bf16_high)(roots);
         return x;
     }
 #ifdef FP16_
     { /* E4M3 with gradual underflow: as fp16, all are half as large */
         const vu32_ sign_and_mag = shl_(load8_to16_(code), 7);
         const vu32_ halves = iadd_(sign_and_mag, and_(sign_and_mag, isplat_(0x40004000u)));
-        x.a = fp16_low_(halves);
-        x.b = fp16_high_(halves);
+        x.a = K_(fp16_low)(halves);
+        x.b = K_(fp16_high)(halves);
         x.a = add_(x.a, x.a);
         x.b = add_(x.b, x.b);
     }
@@ -5079,8 +5027,8 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
     const vu32_ b = K_(place_q8)(mul_(K_(load_f32)(x + LANES_), inverse), square, K_(second16)(number, 0));
     const vu32_ places = pack_high16_(a, b);
     if (square) /* as in encode_q8 */
-        store8_from16_(code, max16_(add16_(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
-                                    min16_(places, isplat_(0x00010001u))));
+        store8_from16_(code, K_(max16)(add16_(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
+                                       K_(min16)(places, isplat_(0x00010001u))));
     else /* the sign is in bit 15: the shift brings it to bit 7, and only the low bytes are stored */
         store8_from16_(code, or_(places, shr_(places, 8)));
 }
@@ -5245,7 +5193,7 @@ FN_ int K_(one_of)(int value, int first, int second) {
 
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
-        kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                              \
+        kopt_kind_ kind = t->kind;                                                              \
         kind.rule = (kopt_rule)K_(one_of)((int)kind.rule, line_rule, other_rule);                                 \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
@@ -5256,7 +5204,7 @@ DIRECTIONS_(LINE_)
 #undef LINE_
 #define LINE_(name, line_format, line_rounding, other_rounding)                                       \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                      \
-        kopt_kind_ kind = kopt_copy_kind_(&t->kind);                                                  \
+        kopt_kind_ kind = t->kind;                                                  \
         kind.weight = line_format;                                                                    \
         kind.rounding = (kopt_rounding)K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
         K_(commit_tile)(t, kind);                                                                     \
@@ -5289,7 +5237,7 @@ static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt
    roundings). Reads and writes whole pairs. residual: NULL if there is none. */
 NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *actual, size_t n,
                                    float *w, float *compensation) {
-    const kopt_kind_ kind = kopt_copy_kind_(actual);
+    const kopt_kind_ kind = *actual;
     const constants_ c = K_(make_constants)();
     arrays_ a;
     size_t i;
@@ -5308,7 +5256,7 @@ NOINLINE_FN_ void K_(load_weight_tile)(kopt_tile_ *t) {
 
 /* Replaces x by the update of each weight, with Lookahead if the step synchronizes the slow weights of Ranger. */
 NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
-    const kopt_kind_ kind = kopt_copy_kind_(&t->kind);
+    const kopt_kind_ kind = t->kind;
     const kopt_job_ *const j = &t->job;
     const size_t size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
@@ -5761,7 +5709,7 @@ FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t group
    an integer, and a bit above the lowest 28 in *all if x is above the window. */
 FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ factor, vu32_ *bad, vu32_ *all) {
     vf32_ scaled = mul_(x, factor);
-    vu32_ integer = round_u32_(scaled);
+    vu32_ integer = K_(round_u32)(scaled);
     *bad = or_(*bad, xor_(as_u32_(convert_f32_(integer)), as_u32_(scaled)));
     *all = or_(*all, integer);
     return integer;
@@ -5785,10 +5733,10 @@ FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32
 
 /* Adds the squares: (high + low)^2 = s->high + 2 s->cross + s->low. */
 FN_ void K_(norm_dot)(norm_sums_ *s, kopt_format format, vu32_ high, vu32_ low) {
-    dot_(s->high, high, high);
+    K_(dot)(s->high, high, high);
     if (format == KOPT_F32) {
-        dot_(s->cross, high, low);
-        dot_(s->low, low, low);
+        K_(dot)(s->cross, high, low);
+        K_(dot)(s->low, low, low);
     }
 }
 
@@ -5941,7 +5889,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef random_buffer_
 #undef constants_
 #undef moments_
-#undef atan2_reduced_
 #undef element_
 #undef pair_
 #undef arrays_
@@ -5957,13 +5904,10 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef mul_
 #undef div_
 #undef sqrt_
-#undef masked_sub_
 #undef min_
-#undef max_
 #undef splat_
 #undef as_u32_
 #undef as_f32_
-#undef round_u32_
 #undef convert_f32_
 #undef isplat_
 #undef isplat_hoisted_
@@ -5972,10 +5916,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef and_
 #undef or_
 #undef xor_
-#undef mulhilo_
 #undef add16_
 #undef mul16_
-#undef dot_
 #undef igt_
 #undef ieq_
 #undef mask_or_
@@ -5987,35 +5929,18 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef load8_
 #undef store32_
 #undef store16_
-#undef store8_
 #undef widen_fp16_
 #undef narrow_fp16_
 #undef block_of_lane_
-#undef interleave_low_
-#undef interleave_high_
 #undef unpack_low16_
-#undef unpack_high16_
 #undef pack_high16_
 #undef imax_
-#undef unordered_
-#undef load_fp16_
-#undef round_fp16_
 #undef LOADS_EXTEND_
 #undef REORDER_
 #undef ORDER_
-#undef deinterleave_
-#undef interleave_
-#undef bf16_low_
-#undef bf16_high_
-#undef fp16_low_
-#undef fp16_high_
 #undef load8_to16_
 #undef store8_from16_
-#undef interleave_high16_
 #undef flush16_
-#undef min16_
-#undef max16_
-#undef any_gt16_
 #undef NOINLINE_FN_
 #undef ANY_
 #undef COMMITS_
@@ -6063,8 +5988,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef CORE_ONLY_
 #undef CHECK_UNROUNDED_
 #undef FLUSH_
-#undef imin_
-#undef flush_
 #undef FORMAT_MATCHES_
 #undef MATCHES_
 #undef COUNT_MATCHES_
