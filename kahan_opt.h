@@ -7067,8 +7067,8 @@ static int kopt_header_valid_(const kopt_byte_ *h) {
     return kopt_load_le32_(h) == 0x54504F4Bu && h[4] == KOPT_BLOCK_VERSION_ && h[10] <= 1 && h[11] == 0;
 }
 
-/* Checks that a block belongs to the optimizer and the tensor. Call it before kopt_check_memory_(): an optimizer with other formats expects another size, and
-   KOPT_ERROR_MISMATCH explains that better than KOPT_ERROR_SIZE. */
+/* Does a block belong to the optimizer and the tensor? Asked before kopt_check_memory_(): if the formats are others, so is
+   the size, but KOPT_ERROR_MISMATCH explains it better. */
 static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
     const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
     if (l->total == 0) return KOPT_OK;
@@ -7080,8 +7080,7 @@ static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l
         kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n ||
         kopt_load_le64_(h + 24) != t->first_index)
         return KOPT_ERROR_MISMATCH;
-    if (kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n) return KOPT_ERROR_MISMATCH;
-    return kopt_load_le64_(h + 24) == t->first_index ? KOPT_OK : KOPT_ERROR_MISMATCH;
+    return KOPT_OK;
 }
 
 /* ---- checks of memory ---- */
@@ -7128,8 +7127,7 @@ static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, 
 }
 
 /* Checks that no required pointer is NULL, that the state block is large enough, and that no two memory ranges
-   overlap. Without needs_grad the gradient may be NULL and may overlap the others. A build with guards but without
-   checks tests only the size of the block. */
+   overlap. Without needs_grad the gradient may be NULL and may overlap the others. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, const kopt_layout_ *l, int needs_grad) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
     if (t->n == 0) return KOPT_OK;
@@ -7151,7 +7149,7 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_f
     if (t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
     if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || (kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu))
+    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
         return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
     return KOPT_OK;
 }
@@ -7542,7 +7540,6 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(double beta, uint32_t step) {
     return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
 }
 
-/* Copies the options to the step. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_step *s) {
     s->rule = opt->rule;
     s->weight_format = opt->weight_format;
@@ -7561,13 +7558,11 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *o
 }
 
 /* 1 - x in binary64, rounded to fp32: for dampening and lookahead_rate. kopt_one_minus_beta_() computes 1 - beta. */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) {
-    return kopt_to_float_(kopt_sub64_(1, x));
-}
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(1, x)); }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
-/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float (never without checks). */
+/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float. */
 KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_rule rule = opt->rule;
     const kopt_decay_mode decay_mode = opt->decay_mode;
@@ -7650,22 +7645,18 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 
 /* ---- running a step ---- */
 
-/* Could kopt_step_begin() have made this step? Detects most uninitialized memory. The kernels do not check the formats,
-   roundings and moments of a step again. */
-static int kopt_step_valid_(const kopt_step *s) {
-    const unsigned rule = (unsigned)s->rule, moments = (unsigned)s->moment_count;
-    return rule <= (unsigned)KOPT_LAST_RULE_ && moments - kopt_rules_[rule].moments <= kopt_rules_[rule].optional &&
-           kopt_format_valid_(s->weight_format) && (unsigned)s->moment_format <= (unsigned)KOPT_Q8 &&
-           (unsigned)s->rounding <= (unsigned)KOPT_EXACT &&
-           ((unsigned)s->moment_rounding | (unsigned)s->compensation_rounding) <= 1u &&
-           (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
-           (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER);
-}
-
-/* Checks a step. */
-KOPT_SMALL_FN_ kopt_result kopt_check_began_(const kopt_step *s) {
+/* Could kopt_step_begin() have made this step? Finds most uninitialized memory. The kernels do not check it again. */
+static kopt_result kopt_check_began_(const kopt_step *s) {
     if (s == NULL) return KOPT_ERROR_NULL;
-    return s->step == 0 || !kopt_step_valid_(s) ? KOPT_ERROR_STEP : KOPT_OK;
+    return s->step != 0 && (unsigned)s->rule <= (unsigned)KOPT_LAST_RULE_ &&
+                   (unsigned)s->moment_count - kopt_rules_[s->rule].moments <= kopt_rules_[s->rule].optional &&
+                   kopt_format_valid_(s->weight_format) && (unsigned)s->moment_format <= (unsigned)KOPT_Q8 &&
+                   (unsigned)s->rounding <= (unsigned)KOPT_EXACT &&
+                   ((unsigned)s->moment_rounding | (unsigned)s->compensation_rounding) <= 1u &&
+                   (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
+                   (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER)
+               ? KOPT_OK
+               : KOPT_ERROR_STEP;
 }
 
 /* Checks a step with one tensor, and computes the layout of the state block. */
@@ -7722,25 +7713,18 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
 }
 
 /* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
-KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
+KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const kopt_step *s, const kopt_tensor *t,
                                    size_t begin, size_t end) {
-    const int no_state = layout->total == 0;
-    kopt_byte_ *state = (kopt_byte_ *)t->state;
+    kopt_byte_ *const state = (kopt_byte_ *)t->state;
+    const int has_block = l->total != 0;
+    int m;
     job->step = s;
     job->weight = (kopt_byte_ *)t->weight;
     job->grad = (kopt_byte_ *)t->grad;
-    if (no_state) {
-        job->residual = job->slow = job->slow_residual = NULL;
-        job->moment[0] = job->moment[1] = job->moment[2] = job->moment[3] = NULL;
-    } else {
-        job->residual = state + layout->residual;
-        job->moment[0] = state + layout->moment[0];
-        job->moment[1] = state + layout->moment[1];
-        job->moment[2] = state + layout->moment[2];
-        job->moment[3] = state + layout->moment[3];
-        job->slow = state + layout->slow;
-        job->slow_residual = state + layout->slow_residual;
-    }
+    job->residual = has_block ? state + l->residual : NULL;
+    for (m = 0; m < 4; m++) job->moment[m] = has_block ? state + l->moment[m] : NULL;
+    job->slow = has_block ? state + l->slow : NULL;
+    job->slow_residual = has_block ? state + l->slow_residual : NULL;
     job->counts = t->counts;
     job->rate = s->rate;
     job->weight_decay = s->weight_decay;
@@ -7753,31 +7737,8 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *layout, c
     job->first = t->first_index;
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
-    job->scale = layout->scale;
+    job->scale = l->scale;
     job->buffered = 0;
-}
-
-/* Steps elements [begin, end). stable multiplies rate and weight decay: StableAdamW's factor, otherwise 1. */
-KOPT_SMALL_FN_ void kopt_run_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t, size_t begin,
-                              size_t end, float stable) {
-    kopt_environment_ environment;
-    kopt_job_ job;
-    if (begin == end) return;
-    kopt_make_job_(&job, layout, s, t, begin, end);
-    kopt_enter_(&environment);
-    {
-        volatile float factor = stable; /* so that no compiler moves the product above kopt_enter_() */
-        const float scale = kopt_mul_scalar_(kopt_rate_scale_(t), factor);
-        if (kopt_as_u32_(scale) != 0x3F800000u) {
-            job.rate = kopt_mul_scalar_(job.rate, scale);
-            job.weight_decay = kopt_mul_scalar_(job.weight_decay, scale);
-        }
-    }
-    if (s->moment_format == KOPT_Q8 && s->moment_count > 0 && kopt_isa_current() == KOPT_ISA_SCALAR)
-        kopt_run_blocks_(&job, (kopt_byte_ *)t->state, layout);
-    else
-        (KOPT_KERNEL_(step))(&job);
-    kopt_leave_(&environment);
 }
 
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
@@ -7824,41 +7785,39 @@ KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_step *s, const kopt_tensor *t) 
     return s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
 }
 
-/* StableAdamW: t->stable_scale if the caller has set it. Otherwise 1. */
-KOPT_SMALL_FN_ float kopt_given_stable_scale_(const kopt_step *s, const kopt_tensor *t) {
-    return s->stable && kopt_as_u32_(t->stable_scale) != 0 ? t->stable_scale : 1;
-}
-
-/* Steps all elements of a tensor. */
-KOPT_SMALL_FN_ void kopt_run_whole_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
+/* Steps elements [begin, end); all of them, if StableAdamW has to measure the tensor. */
+static void kopt_run_(const kopt_layout_ *l, const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
+    kopt_environment_ environment;
+    kopt_job_ job;
     kopt_norm norm;
-    float scale = kopt_given_stable_scale_(s, t);
+    volatile float stable = 1; /* so that no compiler moves the products above kopt_enter_() */
+    float scale;
+    if (begin == end) return;
+    if (s->stable && kopt_as_u32_(t->stable_scale) != 0) stable = t->stable_scale;
     if (kopt_must_measure_(s, t)) {
         memset(&norm, 0, sizeof norm);
-        kopt_measure_(layout, s, t, 0, t->n, &norm);
-        scale = kopt_stable_scale(&norm, t->n);
+        kopt_measure_(l, s, t, begin, end, &norm);
+        stable = kopt_stable_scale(&norm, t->n);
     }
-    kopt_run_(layout, s, t, 0, t->n, scale);
+    kopt_make_job_(&job, l, s, t, begin, end);
+    kopt_enter_(&environment);
+    scale = kopt_mul_(kopt_rate_scale_(t), stable);
+    if (kopt_as_u32_(scale) != 0x3F800000u) {
+        job.rate = kopt_mul_(job.rate, scale);
+        job.weight_decay = kopt_mul_(job.weight_decay, scale);
+    }
+    if (s->moment_format == KOPT_Q8 && s->moment_count > 0 && kopt_isa_current() == KOPT_ISA_SCALAR)
+        kopt_run_blocks_(&job, (kopt_byte_ *)t->state, l);
+    else
+        (KOPT_KERNEL_(step))(&job);
+    kopt_leave_(&environment);
 }
 
-/* The same for a tensor that kopt_check_list_() has checked. */
-KOPT_SMALL_FN_ void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
-    kopt_layout_ layout;
-    kopt_layout_of_step_(&layout, s, t->n);
-    kopt_run_whole_(&layout, s, t);
-}
-
-/* Do the memory ranges [x, x_end) of one tensor overlap those of another one, [y, y_end), in a way that is not allowed?
-   Tensors may share counts, and gradients that the step only reads. */
-static int kopt_tensors_overlap_(const kopt_memory_range_ *x, const kopt_memory_range_ *x_end,
-                                 const kopt_memory_range_ *y, const kopt_memory_range_ *y_end, int zero_grad) {
-    const kopt_memory_range_ *b;
-    for (; x != x_end; x++)
-        for (b = y; b != y_end; b++)
-            if (kopt_ranges_overlap_(x, b) &&
-                (x->what != b->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || zero_grad))))
-                return 1;
-    return 0;
+/* Steps a tensor of a list that has been checked. */
+static void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
+    kopt_layout_ l;
+    kopt_layout_of_step_(&l, s, t->n);
+    kopt_run_(&l, s, t, 0, t->n);
 }
 
 /* May b come after a in a list? Ids increase. Shards of one tensor have the same id, and each begins where the one
@@ -7874,21 +7833,22 @@ typedef struct kopt_neighbours_ {
     int current;
 } kopt_neighbours_;
 
-/* Compares a tensor with the one before it in its list, in O(1). Finds neighbours that overlap (the caller passed n in
-   bytes, or forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using
-   one state block, because a block belongs to an id. */
-static KOPT_FORCE_INLINE_ kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t,
-                                                             const kopt_layout_ *l, int zero_grad) {
-    kopt_memory_range_ *end;
+/* Compares a tensor with the one before it in its list, in O(1): finds neighbours that overlap (the caller passed n in
+   bytes, or forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using one
+   state block, because a block belongs to an id. Tensors may share counts, and gradients that the step only reads. */
+static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t, const kopt_layout_ *l,
+                                          int zero_grad) {
+    kopt_memory_range_ *x, *y, *end;
     if (t->n == 0) return KOPT_OK;
+    x = list->span[list->current];
     list->current = !list->current;
     end = kopt_memory_ranges_(list->span[list->current], t, l);
-    if (list->previous != NULL) {
-        if (kopt_tensors_overlap_(list->span[!list->current], list->previous_end, list->span[list->current], end,
-                                  zero_grad))
-            return KOPT_ERROR_OVERLAP;
-        if (!kopt_may_follow_(list->previous, t)) return KOPT_ERROR_ID;
-    }
+    for (; list->previous != NULL && x != list->previous_end; x++)
+        for (y = list->span[list->current]; y != end; y++)
+            if (kopt_ranges_overlap_(x, y) &&
+                (x->what != y->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || zero_grad))))
+                return KOPT_ERROR_OVERLAP;
+    if (list->previous != NULL && !kopt_may_follow_(list->previous, t)) return KOPT_ERROR_ID;
     list->previous = t;
     list->previous_end = end;
     return KOPT_OK;
@@ -7949,7 +7909,7 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t) {
     kopt_layout_ layout;
     const kopt_result result = kopt_check_step_(&layout, step, t);
-    if (result == KOPT_OK) kopt_run_whole_(&layout, step, t);
+    if (result == KOPT_OK) kopt_run_(&layout, step, t, 0, t->n);
     return result;
 }
 
@@ -7961,12 +7921,9 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
     if (step->moment_format == KOPT_Q8 && step->moment_count > 0 && begin != end && /* only whole blocks */
         (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
         return KOPT_ERROR_BOUNDS;
-    if (kopt_must_measure_(step, t) && begin != end) {
-        if (end - begin != t->n) return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
-        kopt_run_whole_(&layout, step, t);
-    } else {
-        kopt_run_(&layout, step, t, begin, end, kopt_given_stable_scale_(step, t));
-    }
+    if (kopt_must_measure_(step, t) && begin != end && end - begin != t->n)
+        return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
+    kopt_run_(&layout, step, t, begin, end);
     return KOPT_OK;
 }
 
