@@ -7717,12 +7717,14 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const 
                                    size_t begin, size_t end) {
     kopt_byte_ *const state = (kopt_byte_ *)t->state;
     const int has_block = l->total != 0;
-    int m;
     job->step = s;
     job->weight = (kopt_byte_ *)t->weight;
     job->grad = (kopt_byte_ *)t->grad;
     job->residual = has_block ? state + l->residual : NULL;
-    for (m = 0; m < 4; m++) job->moment[m] = has_block ? state + l->moment[m] : NULL;
+    job->moment[0] = has_block ? state + l->moment[0] : NULL; /* no loop: compilers do not unroll it here */
+    job->moment[1] = has_block ? state + l->moment[1] : NULL;
+    job->moment[2] = has_block ? state + l->moment[2] : NULL;
+    job->moment[3] = has_block ? state + l->moment[3] : NULL;
     job->slow = has_block ? state + l->slow : NULL;
     job->slow_residual = has_block ? state + l->slow_residual : NULL;
     job->counts = t->counts;
