@@ -153,10 +153,7 @@
    Ranger keeps 2 and a second copy of weight and residual. Without a gradient buffer (step each tensor as soon as its
    gradient exists, then reuse the buffer), subtract 2.
 
-   VERSION HISTORY (docs/history.md maps old names to new ones, and says which bits differ)
-   0.2  Careless calls are right or refused. Checkpoints of whole lists, several optimizers under one loss scale, an
-        array form of the one-element update, formats from pointers, results that warn when they are not used.
-   0.1  First version.
+   VERSION HISTORY: docs/history.md
 */
 
 #define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
@@ -251,73 +248,73 @@ typedef char kopt_refuses_fpack_struct_[offsetof(struct kopt_padded_, x) == __al
 /* The 16-bit numbers, as integers that hold their bits. Not structs: 16-bit arrays come from files, NumPy, other
    libraries and the 16-bit types of compilers, and are used here without a cast of each pointer. */
 typedef uint16_t kopt_bf16; /* 1 sign, 8 exponent, 7 fraction bits: the upper half of an fp32 */
-typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16            */
+typedef uint16_t kopt_fp16; /* 1 sign, 5 exponent, 10 fraction bits: IEEE binary16 */
 
 /* Formats of arrays. docs/numerics.md section 1 has their ranges. */
 typedef enum kopt_format {
-    KOPT_F32 = 0,  /* float: IEEE binary32                                                                        */
-    KOPT_BF16 = 1, /* kopt_bf16                                                                                   */
-    KOPT_FP16 = 2, /* kopt_fp16                                                                                   */
+    KOPT_F32 = 0,  /* float: IEEE binary32 */
+    KOPT_BF16 = 1, /* kopt_bf16 */
+    KOPT_FP16 = 2, /* kopt_fp16 */
     KOPT_Q8 = 3,   /* moments and compressed gradients only: 8-bit codes and one fp32 scale per 256 values
                       (docs/numerics.md section 6b). Steps have the length of those with fp32 moments, within 2 %
-                      on average, beside an outlier of up to 2e4 in the block; noise is 5 to 17 % (docs/q8.md)    */
-    KOPT_SIGN = 4  /* compressed gradients only: signs and one fp32 scale per 256 values                          */
+                      on average, beside an outlier of up to 2e4 in the block; noise is 5 to 17 % (docs/q8.md) */
+    KOPT_SIGN = 4  /* compressed gradients only: signs and one fp32 scale per 256 values */
 } kopt_format;
 
 /* How a value is rounded to 16 bits, and what is kept of the part that is cut off. */
 typedef enum kopt_rounding {
-    KOPT_NEAREST = 0,    /* to nearest, ties to even                                                              */
-    KOPT_STOCHASTIC = 1, /* away from zero with a probability equal to the fraction of an ulp cut off: unbiased   */
+    KOPT_NEAREST = 0,    /* to nearest, ties to even */
+    KOPT_STOCHASTIC = 1, /* away from zero with a probability equal to the fraction of an ulp cut off: unbiased */
     KOPT_KAHAN = 2,      /* to nearest (bf16: ties away); a 16-bit compensation holds the residual (fp16: * 2^11) */
-    KOPT_COMPACT = 3,    /* to nearest, ties away; an 8-bit integer holds the residual in units of 2^-8 ulp       */
+    KOPT_COMPACT = 3,    /* to nearest, ties away; an 8-bit integer holds the residual in units of 2^-8 ulp */
     KOPT_EXACT = 4       /* to nearest, ties away; a 16-bit integer holds the residual in units of 2^-16 ulp: all of
-                            the fp32 value (fp16: multiples of 2^-40, which is all of it from 2^-17 on)           */
+                            the fp32 value (fp16: multiples of 2^-40, which is all of it from 2^-17 on) */
 } kopt_rounding;
 
 /* Update rules. docs/numerics.md sections 5 to 6a have their formulas. */
 typedef enum kopt_rule {
-    KOPT_SGD = 0,       /* with or without momentum, Nesterov                                                     */
-    KOPT_ADAM = 1,      /* Adam and AdamW, which differ in opt.decay_mode; AMSGrad: opt.amsgrad                   */
-    KOPT_LION = 2,      /* Chen et al. 2023                                                                       */
-    KOPT_ADAN = 3,      /* Xie et al. 2022                                                                        */
-    KOPT_RADAM = 4,     /* Liu et al. 2020                                                                        */
-    KOPT_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019)                                               */
-    KOPT_EMA = 6,       /* the average of other weights, which are passed as the "gradient"                       */
-    KOPT_ADAM_ATAN2 = 7 /* Adam without eps (Everett et al. 2024); only with KAHAN_OPT_VMATH                      */
+    KOPT_SGD = 0,       /* with or without momentum, Nesterov */
+    KOPT_ADAM = 1,      /* Adam and AdamW, which differ in opt.decay_mode; AMSGrad: opt.amsgrad */
+    KOPT_LION = 2,      /* Chen et al. 2023 */
+    KOPT_ADAN = 3,      /* Xie et al. 2022 */
+    KOPT_RADAM = 4,     /* Liu et al. 2020 */
+    KOPT_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019) */
+    KOPT_EMA = 6,       /* the average of other weights, which are passed as the "gradient" */
+    KOPT_ADAM_ATAN2 = 7 /* Adam without eps (Everett et al. 2024); only with KAHAN_OPT_VMATH */
 } kopt_rule;
 
 /* How weight decay enters the update of a weight w with gradient g. */
 typedef enum kopt_decay_mode {
-    KOPT_L2 = 0,             /* g += weight_decay * w                  (PyTorch's Adam and SGD)                   */
-    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w             (Loshchilov & Hutter)                      */
-    KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim)                       */
+    KOPT_L2 = 0,             /* g += weight_decay * w                  (PyTorch's Adam and SGD) */
+    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w             (Loshchilov & Hutter) */
+    KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim) */
 } kopt_decay_mode;
 
 /* What a function that can fail returns: see CONTRACT, 7. Compilers warn about a call whose result is not used. If you
    do not want to look at one, say so by a variable: `kopt_result ignored = kopt_step_run(&step, &t); (void)ignored;`.
    gcc warns about `(void)kopt_step_run(&step, &t)`, too. */
 typedef enum KOPT_NODISCARD_ kopt_result {
-    KOPT_OK = 0,         /* success                                                                               */
-    KOPT_ERROR_NULL,     /* a required pointer is NULL                                                            */
+    KOPT_OK = 0,         /* success */
+    KOPT_ERROR_NULL,     /* a required pointer is NULL */
     KOPT_ERROR_OPTION,   /* an option has a value that does not exist, does not apply, or is not in this build:
-                            kopt_option_string() names the field                                                  */
-    KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN: kopt_option_string()     */
+                            kopt_option_string() names the field */
+    KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN: kopt_option_string() */
     KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; 8-bit moments or codes:
-                            a range that splits a block of 256                                                    */
-    KOPT_ERROR_SIZE,     /* a state block or a buffer is too small, or a checkpoint was cut off                   */
-    KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version                         */
+                            a range that splits a block of 256 */
+    KOPT_ERROR_SIZE,     /* a state block or a buffer is too small, or a checkpoint was cut off */
+    KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version */
     KOPT_ERROR_MISMATCH, /* the state block or checkpoint belongs to another optimizer, tensor or shard; or a loss
-                            scale to other optimizers: see kopt_scaler_begin_all()                                */
-    KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged                                              */
-    KOPT_ERROR_OVERLAP,  /* two buffers overlap                                                                   */
+                            scale to other optimizers: see kopt_scaler_begin_all() */
+    KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged */
+    KOPT_ERROR_OVERLAP,  /* two buffers overlap */
     KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; or a part of a tensor is stepped
-                            by StableAdamW while stable_scale is 0                                                */
-    KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU                */
-    KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why                                    */
-    KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor                     */
-    KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_number_tensors()              */
-    KOPT_ERROR_CAPTURE,  /* the CUDA stream is being captured in a graph, which would repeat the call             */
-    KOPT_ERROR_FILE      /* a function of kopt_file failed                                                        */
+                            by StableAdamW while stable_scale is 0 */
+    KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU */
+    KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why */
+    KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor */
+    KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_number_tensors() */
+    KOPT_ERROR_CAPTURE,  /* the CUDA stream is being captured in a graph, which would repeat the call */
+    KOPT_ERROR_FILE      /* a function of kopt_file failed */
 } kopt_result;
 
 /* Explains a result in one English sentence. Never NULL. */
@@ -331,13 +328,13 @@ KOPT_API_ int kopt_version(void);
 /* Instruction sets. All give the same bits. The library uses the best one that this machine has, unless
    kopt_isa_force() chooses another. */
 typedef enum kopt_isa {
-    KOPT_ISA_SCALAR = 0,  /* plain C: in every build                                                                  */
-    KOPT_ISA_SSE2 = 1,    /* of every x86-64                                                                          */
-    KOPT_ISA_AVX2 = 2,    /* with F16C                                                                                */
-    KOPT_ISA_AVX512 = 3,  /* F, BW, DQ and VL                                                                         */
-    KOPT_ISA_NEON = 4,    /* of AArch64                                                                               */
-    KOPT_ISA_SIMD128 = 5, /* of WebAssembly (with -msimd128)                                            */
-    KOPT_ISA_COUNT = 6    /* the number of instruction sets                                                           */
+    KOPT_ISA_SCALAR = 0,  /* plain C: in every build */
+    KOPT_ISA_SSE2 = 1,    /* of every x86-64 */
+    KOPT_ISA_AVX2 = 2,    /* with F16C */
+    KOPT_ISA_AVX512 = 3,  /* F, BW, DQ and VL */
+    KOPT_ISA_NEON = 4,    /* of AArch64 */
+    KOPT_ISA_SIMD128 = 5, /* of WebAssembly (with -msimd128) */
+    KOPT_ISA_COUNT = 6    /* the number of instruction sets */
 } kopt_isa;
 
 /* 1 if this build contains the instruction set and this machine has it, else 0. */
@@ -350,7 +347,7 @@ KOPT_API_ kopt_isa kopt_isa_current(void);
    choice is global: it holds for all threads. Refused with KOPT_ERROR_ISA if isa is not usable. */
 KOPT_API_ KOPT_RESULT_ kopt_isa_force(kopt_isa isa);
 
-/* "scalar", "sse2", "avx2", "avx512", "neon" or "simd128"; "unknown" for any other value. Never NULL. */
+/* "scalar", "sse2", ...; "unknown" for any other value. Never NULL. */
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 /* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
@@ -413,10 +410,10 @@ KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
 /* Exact. fp16: s eeeee ffffffffff with exponent bias 15; fp32: s eeeeeeee ffffffffff fffffffffffff with bias 127. */
 KOPT_INLINE_ float kopt_f32_from_fp16(kopt_fp16 x) {
     const uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu;
-    const uint32_t integer = kopt_bits_((float)(int32_t)mag);                         /* exact                       */
+    const uint32_t integer = kopt_bits_((float)(int32_t)mag);                         /* exact */
     const int32_t tiny = (int32_t)integer - 0x0C000000;                               /* subnormal: mag * 2^-24; or 0 */
-    const uint32_t large = mag > 0x7C00u    ? 0x7FC00000u | (mag << 13)               /* quiet NaN                   */
-                           : mag == 0x7C00u ? 0x7F800000u                             /* infinity                    */
+    const uint32_t large = mag > 0x7C00u    ? 0x7FC00000u | (mag << 13)               /* quiet NaN */
+                           : mag == 0x7C00u ? 0x7F800000u                             /* infinity */
                            : mag >= 0x0400u ? (mag << 13) + 0x38000000u               /* normal: add 112 to exponent */
                                             : 0;
     return kopt_as_f32_(sign | (tiny > (int32_t)large ? (uint32_t)tiny : large));
@@ -445,9 +442,9 @@ KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
     if (kopt_is_nan_(mag)) return 0x7E000000u;
     if (mag >= 0x47800000u) return sign | 0x7C000000u;
     if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
-    if (mag < 0x2B000000u) return sign;                                      /* below 2^-41: rounds to 0 * 2^-40    */
-    digits = (mag & 0x007FFFFFu) | 0x00800000u;                              /* |x| = digits * 2^(exponent - 150)   */
-    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));   /* from 2^-17 on: a multiple of 2^-40   */
+    if (mag < 0x2B000000u) return sign;                                      /* below 2^-41: rounds to 0 * 2^-40 */
+    digits = (mag & 0x007FFFFFu) | 0x00800000u;                              /* |x| = digits * 2^(exponent - 150) */
+    if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));   /* from 2^-17 on: a multiple of 2^-40 */
     shift = 110 - (mag >> 23);
     return sign | ((digits + ((uint32_t)1 << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
 }
@@ -471,10 +468,10 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
 /* Selects random numbers: element i of an array gets those of global index first_index + i. A struct of zeros is valid.
    Arrays that need independent numbers must differ in seed, step or id, or have no global index in common. */
 typedef struct kopt_random_key {
-    uint64_t seed;        /* of the run                                                                           */
-    uint32_t step;        /* of the training, or 0                                                                */
-    uint32_t id;          /* of the tensor or array                                                               */
-    uint64_t first_index; /* global index of element 0; below 2^63                                                */
+    uint64_t seed;        /* of the run */
+    uint32_t step;        /* of the training, or 0 */
+    uint32_t id;          /* of the tensor or array */
+    uint64_t first_index; /* global index of element 0; below 2^63 */
 } kopt_random_key;
 
 /* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is 0
@@ -658,11 +655,11 @@ KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, u
 /* kopt_f32_from_fp16() where no loop is vectorized: fewer instructions, as the branches are easy to predict. */
 KOPT_INLINE_ float kopt_f32_from_fp16_by_branches_(kopt_fp16 x) {
     uint32_t u = x, sign = (u & 0x8000u) << 16, mag = u & 0x7FFFu, exponent = 113;
-    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));       /* quiet NaN                   */
-    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                    /* infinity                    */
+    if (mag > 0x7C00u) return kopt_as_f32_(sign | 0x7FC00000u | (mag << 13));       /* quiet NaN */
+    if (mag == 0x7C00u) return kopt_as_f32_(sign | 0x7F800000u);                    /* infinity */
     if (mag >= 0x0400u) return kopt_as_f32_(sign | ((mag << 13) + 0x38000000u));    /* normal: add 112 to exponent */
     if (mag == 0) return kopt_as_f32_(sign);
-    for (; mag < 0x0400u; mag <<= 1) exponent--;                                    /* subnormal: mag * 2^-24      */
+    for (; mag < 0x0400u; mag <<= 1) exponent--;                                    /* subnormal: mag * 2^-24 */
     return kopt_as_f32_(sign | (exponent << 23) | ((mag & 0x03FFu) << 13));
 }
 
@@ -799,61 +796,60 @@ static KOPT_UNUSED_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *
 
    The rule, the formats, the rounding and the number of moments (momentum, amsgrad) decide the layout of a state
    block. If one of them changes after kopt_state_init(), the block is refused with KOPT_ERROR_MISMATCH. All other
-   fields may change between steps, but kopt_state_open() compares some of them, too. A field whose comment begins with
-   a rule is read by this rule only. */
+   fields may change between steps. A field whose comment begins with a rule is read by this rule only. */
 typedef struct kopt_optimizer {
-    kopt_rule rule;                      /* set by the constructor                                                    */
-    kopt_format weight_format;           /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16                                */
-    kopt_rounding rounding;              /* of weights; default KOPT_KAHAN. Ignored for KOPT_F32 weights              */
+    kopt_rule rule;                      /* set by the constructor */
+    kopt_format weight_format;           /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16 */
+    kopt_rounding rounding;              /* of weights; default KOPT_KAHAN. Ignored for KOPT_F32 weights */
     kopt_format moment_format;           /* KOPT_F32, KOPT_BF16 (default), KOPT_FP16 or KOPT_Q8. KOPT_FP16 stores the
                                             root of the second moment; gradients below 1e-6 are partly lost, even
-                                            with a loss scale (see LOSS SCALING)                                      */
-    kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST       */
-    kopt_rounding compensation_rounding; /* of KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST           */
-    kopt_decay_mode decay_mode;          /* default KOPT_L2 for SGD, Adam and RAdam, KOPT_DECOUPLED for the others    */
-    int nesterov;                        /* SGD: 1: Nesterov momentum; needs momentum > 0 and dampening 0; default 0  */
-    int maximize;                        /* 1: maximize the objective: the gradient is negated; default 0             */
-    int zero_grad;                       /* 1: a step sets the gradient to zero after it has read it; default 0       */
+                                            with a loss scale (see LOSS SCALING) */
+    kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
+    kopt_rounding compensation_rounding; /* of KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
+    kopt_decay_mode decay_mode;          /* default KOPT_L2 for SGD, Adam and RAdam, KOPT_DECOUPLED for the others */
+    int nesterov;                        /* SGD: 1: Nesterov momentum; needs momentum > 0 and dampening 0; default 0 */
+    int maximize;                        /* 1: maximize the objective: the gradient is negated; default 0 */
+    int zero_grad;                       /* 1: a step sets the gradient to zero after it has read it; default 0 */
     /* kopt_step_begin() rounds all numbers below to float. It computes 1 - beta and 1 - dampening before it rounds:
        1 - 0.999f would have a relative error of 1.3e-5. */
-    double lr;                           /* learning rate, >= 0                                                       */
-    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the constructor's lr    */
-    double weight_decay;                 /* >= 0; default 0, AdamW and StableAdamW 0.01, Adan 0.02                    */
+    double lr;                           /* learning rate, >= 0 */
+    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the constructor's lr */
+    double weight_decay;                 /* >= 0; default 0, AdamW and StableAdamW 0.01, Adan 0.02 */
     int amsgrad;                         /* Adam: 1: AMSGrad: divide by the root of the largest second moment so far;
-                                            default 0. Adam-atan2 refuses amsgrad and stable                          */
+                                            default 0. Adam-atan2 refuses amsgrad and stable */
     int stable;                          /* Adam: 1: StableAdamW: if the RMS of g / sqrt(v) over a tensor is above 1,
-                                            divide the tensor's rate by it (see kopt_stable_measure); default 0       */
+                                            divide the tensor's rate by it (see kopt_stable_measure); default 0 */
     int moments_only;                    /* 1: a step updates only the moments, not weight, residual and copy
-                                            (optimizer accumulation); default 0                                       */
+                                            (optimizer accumulation); default 0 */
     int lookahead;                       /* Ranger: number of steps between synchronizations, >= 1; default 6. A
                                             synchronization moves the slow weights, a second copy in the state block,
-                                            towards the weights, then sets the weights to them                        */
+                                            towards the weights, then sets the weights to them */
     double lookahead_rate;               /* Ranger: how far the slow weights move: 0 not at all, 1 all the way; in
-                                            [0, 1]; default 0.5                                                       */
+                                            [0, 1]; default 0.5 */
     double beta1, beta2, beta3;          /* in [0, 1); Adam: 0.9, 0.999. SGD and EMA read none of them, only Adan
-                                            reads beta3                                                               */
+                                            reads beta3 */
     double eps;                          /* a positive normal float, added to the root in fp32; default 1e-8 (other
-                                            constructors: see below). SGD, Lion, Adam-atan2 and EMA do not read it    */
-    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0                                  */
+                                            constructors: see below). SGD, Lion, Adam-atan2 and EMA do not read it */
+    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0 */
     double grad_scale;                   /* finite; gradients are multiplied by grad_scale * clip; default 1. To undo
-                                            a loss scale: 1 / loss scale                                              */
+                                            a loss scale: 1 / loss scale */
     double clip;                         /* finite; the coefficient of gradient clipping (kopt_clip_coefficient);
-                                            default 1                                                                 */
-    uint64_t seed;                       /* of the random bits; default 0                                             */
+                                            default 1 */
+    uint64_t seed;                       /* of the random bits; default 0 */
     uint32_t step;                       /* steps begun so far, at most 2^32 - 1; 0 for a new run. kopt_step_begin()
-                                            counts them                                                               */
-    uint32_t made_;                      /* set by the constructors; only the library reads it                        */
-    /* Fields of the rules that KAHAN_OPT_VMATH adds. A build without it refuses these rules with KOPT_ERROR_OPTION. */
+                                            counts them */
+    uint32_t made_;                      /* set by the constructors */
+    /* Fields of the rules that KAHAN_OPT_VMATH adds; a build without it refuses them. */
     double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b *
                                             sqrt(v / (1 - beta2^t))); a >= 0, b a positive normal float; default
-                                            1.27, 1                                                                   */
+                                            1.27, 1 */
     int atan2_outside;                   /* Adam-atan2: 1: the bias correction of m is outside of atan2: w -=
                                             lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a =
-                                            b = 1 this is the Python package adam-atan2; default 0                    */
-    int unused_;                         /* 0. Without it there would be padding, whose bytes nobody sets             */
+                                            b = 1 this is the Python package adam-atan2; default 0 */
+    int unused_;                         /* 0. Without it there would be padding, whose bytes nobody sets */
     double sharpness;                    /* Lion: >= 0; c is the interpolated gradient. 0 (default): sign(c). Above
                                             0: smooth Lion, tanh(sharpness * c), which tends to sign(c) as sharpness
-                                            grows (smooth_beta of optax.scale_by_lion)                                */
+                                            grows (smooth_beta of optax.scale_by_lion) */
 } kopt_optimizer;
 
 /* Formulas and defaults of torch.optim.SGD, Adam and AdamW (docs/numerics.md sections 5 and 6). lr is the learning
@@ -866,11 +862,11 @@ KOPT_API_ kopt_optimizer kopt_adamw(double lr);
 /* The other rules (docs/numerics.md section 6a; papers: see kopt_rule, StableAdamW: Wortsman et al. 2023). RAdam has
    the formulas and defaults of torch.optim.RAdam, the others have those of optimi. RAdam has L2 weight decay
    (KOPT_L2), the others have decoupled weight decay. */
-KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* beta 0.9, 0.99; eps 1e-6; decay 0.01                        */
-KOPT_API_ kopt_optimizer kopt_lion(double lr);         /* beta 0.9, 0.99; decay 0                                     */
-KOPT_API_ kopt_optimizer kopt_adan(double lr);         /* beta 0.98, 0.92, 0.99; eps 1e-6; decay 0.02                 */
-KOPT_API_ kopt_optimizer kopt_radam(double lr);        /* beta 0.9, 0.999; eps 1e-8; decay 0                          */
-KOPT_API_ kopt_optimizer kopt_ranger(double lr);       /* beta 0.9, 0.99; eps 1e-6; decay 0; lookahead 6, 0.5         */
+KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* beta 0.9, 0.99; eps 1e-6; decay 0.01 */
+KOPT_API_ kopt_optimizer kopt_lion(double lr);         /* beta 0.9, 0.99; decay 0 */
+KOPT_API_ kopt_optimizer kopt_adan(double lr);         /* beta 0.98, 0.92, 0.99; eps 1e-6; decay 0.02 */
+KOPT_API_ kopt_optimizer kopt_radam(double lr);        /* beta 0.9, 0.999; eps 1e-8; decay 0 */
+KOPT_API_ kopt_optimizer kopt_ranger(double lr);       /* beta 0.9, 0.99; eps 1e-6; decay 0; lookahead 6, 0.5 */
 
 #ifdef KAHAN_OPT_VMATH
 /* Adam-atan2 (Everett et al. 2024) with a = 1.27, b = 1, beta 0.9 and 0.99. Smooth Lion is Lion with
@@ -898,40 +894,39 @@ KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt);
    first_index 0, rate_scale 1 and no stable_scale. The arrays and *counts must not overlap each other. The functions
    of this section do not read the gradient, so grad may be NULL. */
 typedef struct kopt_tensor {
-    void *weight;            /* n values of opt.weight_format                                                         */
-    void *grad;              /* n values of grad_format; a step only reads them, unless opt.zero_grad is set          */
-    kopt_format grad_format; /* KOPT_F32, KOPT_BF16 or KOPT_FP16, independent of the weights' format                  */
-    size_t n;                /* number of elements; 0 is valid, and then the pointers may be NULL                     */
-    void *state;             /* the state block: kopt_state_size() bytes; may be NULL if that is 0                    */
-    size_t state_size;       /* bytes at state; if there are too few: KOPT_ERROR_SIZE                                 */
-    void *copy;              /* NULL, or n values of copy_format; every step stores the new weights there, too        */
-    kopt_format copy_format; /* like grad_format. A 16-bit copy of fp32 weights is classic mixed precision            */
+    void *weight;            /* n values of opt.weight_format */
+    void *grad;              /* n values of grad_format; a step only reads them, unless opt.zero_grad is set */
+    kopt_format grad_format; /* KOPT_F32, KOPT_BF16 or KOPT_FP16, independent of the weights' format */
+    size_t n;                /* number of elements; 0 is valid, and then the pointers may be NULL */
+    void *state;             /* the state block: kopt_state_size() bytes; may be NULL if that is 0 */
+    size_t state_size;       /* bytes at state; if there are too few: KOPT_ERROR_SIZE */
+    void *copy;              /* NULL, or n values of copy_format; every step stores the new weights there, too */
+    kopt_format copy_format; /* like grad_format. A 16-bit copy of fp32 weights is classic mixed precision */
     uint32_t id;             /* selects the random bits: each tensor of a model needs its own id. Set it before
-                                kopt_state_init(): see kopt_number_tensors()                                          */
+                                kopt_state_init(): see kopt_number_tensors() */
     uint64_t first_index;    /* of a shard: the index of its element 0 in the whole tensor; below 2^63, otherwise
                                 KOPT_ERROR_BOUNDS. With 8-bit moments, make it a multiple of 256: only then does the
-                                shard get the bits of the whole tensor                                                */
+                                shard get the bits of the whole tensor */
     float rate_scale;        /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
                                 otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1. To freeze a tensor, leave
                                 it out of the list. One that joins later than the others needs an optimizer of its
-                                own: see kopt_optimizer_step()                                                        */
+                                own: see kopt_optimizer_step() */
     float stable_scale;      /* StableAdamW in parts: kopt_stable_scale() of the whole tensor, for one step only;
                                 finite, >= 0, otherwise KOPT_ERROR_RANGE. Rate and weight decay are multiplied by it
                                 and by rate_scale. 0 (default): not measured; a step over all n elements then
-                                measures them itself. Other optimizers ignore it                                      */
-    struct kopt_counts *counts; /* NULL, or the counts that a step adds to; this is slower. One per thread            */
-    uint32_t typed_;         /* set by KOPT_TENSOR(); only the library reads it                                       */
+                                measures them itself. Other optimizers ignore it */
+    struct kopt_counts *counts; /* NULL, or the counts that a step adds to; this is slower. One per thread */
+    uint32_t typed_;         /* set by KOPT_TENSOR() */
 } kopt_tensor;
 
 /* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
 typedef struct kopt_counts {
-    uint64_t wanted; /* weights whose update is not 0                                                                 */
-    uint64_t still;  /* of these, weights whose stored value did not change: normal with KAHAN, COMPACT and EXACT     */
-    uint64_t stuck;  /* of these, weights whose residual did not change either: the whole update was lost             */
+    uint64_t wanted; /* weights whose update is not 0 */
+    uint64_t still;  /* of these, weights whose stored value did not change: normal with KAHAN, COMPACT and EXACT */
+    uint64_t stuck;  /* of these, weights whose residual did not change either: the whole update was lost */
 } kopt_counts;
 
-/* A tensor with these fields, id 0, first_index 0, rate_scale 1, stable_scale 0, no copy and no counts. KOPT_TENSOR()
-   takes the gradient's format from the size of its elements. */
+/* A tensor with these fields; the others have their defaults. */
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size);
 
@@ -980,19 +975,17 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
    t->copy itself if that is KOPT_F32. Errors: those of the fields of kopt_optimizer and kopt_tensor. */
 KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
 
-/* Names an array that kopt_state_read() and kopt_state_write() access. A moment that the rule does not have is
-   refused with KOPT_ERROR_OPTION. */
+/* An array of kopt_state_read() and kopt_state_write(). KOPT_ERROR_OPTION if the rule does not have this moment. */
 typedef enum kopt_slot {
-    KOPT_WEIGHT = 0,        /* the weights together with their residual                                        */
-    KOPT_FIRST_MOMENT = 1,  /* average of gradients; SGD: the momentum buffer                                  */
-    KOPT_SECOND_MOMENT = 2, /* average of squared gradients, not its root                                      */
-    KOPT_THIRD_MOMENT = 3,  /* AMSGrad: the largest second moment; Adan: the average of gradient differences   */
-    KOPT_FOURTH_MOMENT = 4  /* Adan: the previous gradient                                                     */
+    KOPT_WEIGHT = 0,        /* the weights together with their residual */
+    KOPT_FIRST_MOMENT = 1,  /* average of gradients; SGD: the momentum buffer */
+    KOPT_SECOND_MOMENT = 2, /* average of squared gradients, not its root */
+    KOPT_THIRD_MOMENT = 3,  /* AMSGrad: the largest second moment; Adan: the average of gradient differences */
+    KOPT_FOURTH_MOMENT = 4  /* Adan: the previous gradient */
 } kopt_slot;
 
 /* Copies the weights or a moment to out, as n fp32 values: for fp32 checkpoints and for other libraries. out must not
-   overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SIZE, KOPT_ERROR_STATE and
-   KOPT_ERROR_MISMATCH are as in kopt_step_range(). */
+   overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SIZE, _STATE and _MISMATCH: as in kopt_step_range(). */
 KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
 
 /* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_WEIGHT also
@@ -1053,14 +1046,14 @@ typedef struct kopt_step {
     kopt_format weight_format, moment_format;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
     int nesterov, zero_grad;
-    int moment_count;                    /* number of moment arrays, 0 to 4                                           */
+    int moment_count;                    /* number of moment arrays, 0 to 4 */
     int moments_only;
     int unrectified;                     /* RAdam, Ranger: 1: too few steps to estimate the variance; the update is
-                                            rate * m                                                                  */
-    int sync;                            /* Ranger: 1: this step ends with a synchronization (see opt.lookahead)      */
-    int stable;                          /* 1: StableAdamW                                                            */
-    float grad_scale;                    /* opt.grad_scale * opt.clip, negated to maximize                            */
-    float l2, weight_decay;              /* coefficient of the weight in the gradient, and in the update              */
+                                            rate * m */
+    int sync;                            /* Ranger: 1: this step ends with a synchronization (see opt.lookahead) */
+    int stable;                          /* 1: StableAdamW */
+    float grad_scale;                    /* opt.grad_scale * opt.clip, negated to maximize */
+    float l2, weight_decay;              /* coefficient of the weight in the gradient, and in the update */
     /* An average becomes beta * average + gain * x, where gain is 1 - beta and the betas are numbered as in the paper
        of the rule. SGD: beta1 is the momentum, gain1 is 1 - dampening; in step 1 they are 0 and 1. The direction,
        below, is what the rate multiplies, such as m / (root + eps). */
@@ -1068,19 +1061,19 @@ typedef struct kopt_step {
     float beta2, gain2;
     float beta3, gain3;
     float extrapolation;                 /* Nesterov: coefficient of the first moment (SGD) or of the change of the
-                                            gradient (Adan) that is added to the gradient                             */
-    float third_scale;                   /* Adan: coefficient of the third moment in the direction                    */
+                                            gradient (Adan) that is added to the gradient */
+    float third_scale;                   /* Adan: coefficient of the third moment in the direction */
     float rate;                          /* coefficient of the direction: lr with the corrections of the rule;
-                                            Adam-atan2: also multiplied by atan2_a                                    */
+                                            Adam-atan2: also multiplied by atan2_a */
     float root_scale;                    /* bias correction of the root: 1 / sqrt(1 - beta^t) with the beta of the
                                             second moment; RAdam: 1; Adam-atan2: also multiplied by atan2_b. With
-                                            8-bit moments also multiplied by 1.003, from step 2 on                    */
-    float eps;                           /* that of kopt_optimizer; Adam-atan2: 2^-126                                */
-    uint32_t step;                       /* number of the step, from 1; 0: a step that has not begun                  */
+                                            8-bit moments also multiplied by 1.003, from step 2 on */
+    float eps;                           /* that of kopt_optimizer; Adam-atan2: 2^-126 */
+    uint32_t step;                       /* number of the step, from 1; 0: a step that has not begun */
     uint64_t seed;
-    float sharpness;                     /* Lion: 0: sign(c); above 0: smooth Lion                                    */
+    float sharpness;                     /* Lion: 0: sign(c); above 0: smooth Lion */
     float slow_scale;                    /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a
-                                            synchronization                                                           */
+                                            synchronization */
 } kopt_step;
 
 /* Begins a step: counts it in opt->step and computes its scalars. If it fails, *opt and *step are unchanged. Errors:
@@ -1155,10 +1148,10 @@ KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *te
 KOPT_API_ KOPT_RESULT_ kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
                                  size_t out_size);
 
-/* Checks all of a checkpoint, then sets the weights, states and copies of the tensors and all fields of *opt from it,
-   except opt->vmath, which stays. To resume with another learning rate, set it after this call. The state blocks need
-   no kopt_state_init(): their old contents do not matter. Not in the checkpoint, so set them as before: grad, copy,
-   rate_scale, stable_scale and counts of a tensor. If anything is refused, nothing is written. Errors:
+/* Checks all of a checkpoint, then sets the weights, states and copies of the tensors and all fields of *opt from it.
+   To resume with another learning rate, set it after this call. The state blocks need no kopt_state_init(): their old
+   contents do not matter. Not in the checkpoint, so set them as before: grad, copy, rate_scale, stable_scale and counts
+   of a tensor. If anything is refused, nothing is written. Errors:
 
    - KOPT_ERROR_STATE: the bytes are no checkpoint, or one of a later layout; or kopt_save() would not write these bytes
      for what they hold, though their checksum is right. (What is in an array is not judged.)
@@ -1175,9 +1168,9 @@ KOPT_API_ KOPT_RESULT_ kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors
    first argument and returns 0 if it has done all that it was asked for; anything else ends the call with
    KOPT_ERROR_FILE. A function that is not needed may be NULL. */
 typedef struct kopt_file {
-    int (*write)(void *user, const void *data, size_t size);            /* appends `size` bytes                       */
+    int (*write)(void *user, const void *data, size_t size);            /* appends `size` bytes */
     int (*read)(void *user, uint64_t offset, void *data, size_t size);  /* reads `size` bytes from `offset` on; 0 is
-                                                                           the first byte of the checkpoint           */
+                                                                           the first byte of the checkpoint */
     void *user;
 } kopt_file;
 
@@ -1192,16 +1185,16 @@ KOPT_API_ KOPT_RESULT_ kopt_save_to(const kopt_optimizer *opt, const kopt_tensor
 KOPT_API_ KOPT_RESULT_ kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                       const kopt_file *file);
 
-/* Reads the options and the number of tensors from the first 176 bytes of a checkpoint into *opt (vmath is NULL) and
-   *count; either may be NULL. The checksum is not checked: kopt_load() does that. Errors: KOPT_ERROR_SIZE (fewer than
+/* Reads the options and the number of tensors from the first 176 bytes of a checkpoint into *opt and *count; either
+   may be NULL. The checksum is not checked: kopt_load() does that. Errors: KOPT_ERROR_SIZE (fewer than
    176 bytes), KOPT_ERROR_STATE (not a checkpoint, one of a later layout, or a header that kopt_save() would not write),
    KOPT_ERROR_OPTION (options that this build leaves out, or that exclude each other). */
 KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count);
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
-/* This section and the next ones contain what a training loop does between the backward pass and the step.
-   docs/training-loop.md has short examples, docs/numerics.md (sections 9 to 13) the formulas. */
+/* From here on: what a training loop does between the backward pass and the step. Formulas: docs/numerics.md, sections 9
+   to 13. Examples: docs/training-loop.md. */
 
 /* An exact sum of squares: a long integer that is never rounded. It does not depend on the order, the slicing, the
    threads, the ranks (processes of MPI or NCCL) or the machine. The same pass counts the values that are not finite.
@@ -1209,11 +1202,11 @@ KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_op
    kopt_norm_merge(). Over ranks, sum the 21 words as uint64_t (MPI_SUM, ncclSum). Up to 2^32 kopt_norm may be summed
    in this way before one of the functions below reads the sum. */
 typedef struct kopt_norm {
-    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i)                                  */
-    uint64_t nonfinite; /* number of values that are infinite or NaN; the sum does not contain them                   */
+    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i) */
+    uint64_t nonfinite; /* number of values that are infinite or NaN; the sum does not contain them */
 } kopt_norm;
 
-/* Adds the squares of n values to *norm. x is only read. */
+/* Adds the squares of n values to *norm. */
 KOPT_API_ KOPT_RESULT_ kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n);
 
 /* Adds *other to *norm. */
@@ -1280,17 +1273,16 @@ KOPT_API_ KOPT_RESULT_ kopt_clip_value(void *x, kopt_format format, size_t n, do
    1000 steps they move a weight 0.81 times as far as fp32 moments do if |g| is 1e-7, and 0.18 times as far if it is
    1e-8. Use moments in bf16 (the default) or fp32. */
 typedef struct kopt_scaler {
-    float scale;         /* of the loss: a positive normal float, default 65536                                       */
-    float minimum;       /* an overflow does not lower the scale below it: finite, >= 0. Default 0: no minimum        */
-    double growth;       /* in (1, 1e30], default 2: factor after `interval` steps without overflow                   */
-    double backoff;      /* in [1e-30, 1), default 0.5: factor after an overflow                                      */
-    uint32_t interval;   /* > 0, default 2000: see growth                                                             */
+    float scale;         /* of the loss: a positive normal float, default 65536 */
+    float minimum;       /* an overflow does not lower the scale below it: finite, >= 0. Default 0: no minimum */
+    double growth;       /* in (1, 1e30], default 2: factor after `interval` steps without overflow */
+    double backoff;      /* in [1e-30, 1), default 0.5: factor after an overflow */
+    uint32_t interval;   /* > 0, default 2000: see growth */
     uint32_t hysteresis; /* > 0, default 1: from this many overflows in a row on, each lowers the scale (NVIDIA apex) */
-    uint32_t good, bad;  /* steps since the last overflow or growth; overflows in a row. 0 for a new run              */
-    uint64_t steps_;     /* the largest step count of its optimizers; 0 for a new run. Only the library reads it      */
+    uint32_t good, bad;  /* steps since the last overflow or growth; overflows in a row. 0 for a new run */
+    uint64_t steps_;     /* the largest step count of its optimizers; 0 for a new run */
 } kopt_scaler;
 
-/* A loss scale with the defaults. */
 KOPT_API_ kopt_scaler kopt_grad_scaler(void);
 
 /* Updates the scale after a step, taken or skipped. found_inf tells whether a gradient of any rank was not finite:
@@ -1325,8 +1317,8 @@ KOPT_API_ KOPT_RESULT_ kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer
 /* The functions that kopt_scaler_step() calls; each gets user as its first argument. Either function may be NULL. */
 typedef struct kopt_closure {
     void (*evaluate)(void *user, float scale);    /* forward pass, and backward pass of scale * loss into the
-                                                     gradients                                                        */
-    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of *norm over all ranks                        */
+                                                     gradients */
+    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of *norm over all ranks */
     void *user;
 } kopt_closure;
 
@@ -1350,19 +1342,19 @@ KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt
    mean, opt.grad_scale = 1.0 / a.count. After the step, set a.count to 0. To sum slices of an array, use one
    accumulator per slice, each with its own first_index. */
 typedef struct kopt_accumulator {
-    void *sum;                           /* n values of format; the first addition does not read it                   */
+    void *sum;                           /* n values of format; the first addition does not read it */
     void *residual;                      /* KAHAN and EXACT: 2 * n bytes; COMPACT: n bytes; otherwise, and with
-                                            KOPT_F32, it is not used and may be NULL                                  */
-    kopt_format format;                  /* of the sum: KOPT_F32, KOPT_BF16 or KOPT_FP16                              */
-    kopt_rounding rounding;              /* of the sum                                                                */
-    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights                 */
+                                            KOPT_F32, it is not used and may be NULL */
+    kopt_format format;                  /* of the sum: KOPT_F32, KOPT_BF16 or KOPT_FP16 */
+    kopt_rounding rounding;              /* of the sum */
+    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights */
     size_t n;
-    uint32_t count;                      /* micro-batches in the sum; set it to 0 to begin a new sum                  */
+    uint32_t count;                      /* micro-batches in the sum; set it to 0 to begin a new sum */
     uint32_t step;                       /* additions so far; do not set it back, or random bits repeat (they are
-                                            those of seed, step, id and stream 2)                                     */
-    uint32_t id;                         /* gives each sum random bits of its own; default 0                          */
-    uint64_t seed, first_index;          /* default 0; first_index is below 2^63 (KOPT_ERROR_BOUNDS)                  */
-    uint32_t made_;                      /* set by kopt_accumulator_of(); only the library reads it                   */
+                                            those of seed, step, id and stream 2) */
+    uint32_t id;                         /* gives each sum random bits of its own; default 0 */
+    uint64_t seed, first_index;          /* default 0; first_index is below 2^63 (KOPT_ERROR_BOUNDS) */
+    uint32_t made_;                      /* set by kopt_accumulator_of() */
 } kopt_accumulator;
 
 /* An accumulator of this format. Its rounding is KAHAN if residual is not NULL (2 bytes per value), otherwise
@@ -1391,24 +1383,24 @@ KOPT_API_ KOPT_RESULT_ kopt_accumulator_read(const kopt_accumulator *a, float *o
    value arrives as it is. In Q8 and SIGN all 256 values that share its scale arrive as NaN. The residuals of these
    values become zero. */
 typedef struct kopt_compressor {
-    kopt_format code;                /* of the result: KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN                     */
+    kopt_format code;                /* of the result: KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN */
     kopt_rounding rounding;          /* KOPT_NEAREST or KOPT_STOCHASTIC. KOPT_SIGN: NEAREST has the mean of |x| as
                                         its scale; STOCHASTIC draws unbiased signs with the largest |x| as their
                                         scale. Their variance is too large for error feedback: with a residual they
-                                        are refused (KOPT_ERROR_OPTION)                                               */
+                                        are refused (KOPT_ERROR_OPTION) */
     void *residual;                  /* NULL: no error feedback. Otherwise n values of residual_format, which are not
-                                        read while step is 0                                                          */
-    kopt_format residual_format;     /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16                                    */
-    kopt_rounding residual_rounding; /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST                */
+                                        read while step is 0 */
+    kopt_format residual_format;     /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16 */
+    kopt_rounding residual_rounding; /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
     size_t n;
     uint32_t step;                   /* gradients compressed so far; the random bits are those of (seed, step, id,
-                                        streams 3 and 4)                                                              */
-    uint32_t id;                     /* gives each gradient random bits of its own; default 0                         */
+                                        streams 3 and 4) */
+    uint32_t id;                     /* gives each gradient random bits of its own; default 0 */
     uint64_t seed;
     uint64_t first_index;            /* of a slice: the index of its element 0 in the whole; below 2^63, with Q8 and
                                         SIGN a multiple of 256 (KOPT_ERROR_BOUNDS). The codes of slices, each with
-                                        its own compressor, are then those of the whole                               */
-    uint32_t made_;                  /* set by kopt_compressor_of(); only the library reads it                        */
+                                        its own compressor, are then those of the whole */
+    uint32_t made_;                  /* set by kopt_compressor_of() */
 } kopt_compressor;
 
 /* A compressor with NEAREST and a bf16 residual, or, if residual is NULL, with STOCHASTIC. seed, id and first_index
@@ -1445,11 +1437,8 @@ KOPT_API_ KOPT_RESULT_ kopt_reduce(void *out, kopt_format out_format, const void
 
 /* ---- CONVERSIONS OF ARRAYS --------------------------------------------------------------------------------------- */
 
-/* Formats are KOPT_F32, KOPT_BF16 and KOPT_FP16. dst and src may have different ones or the same, and must not
-   overlap. */
-
-/* Converts n values, rounded to nearest even. All inputs are valid: NaN stays NaN, subnormals are not flushed to zero,
-   overflow gives infinity. */
+/* Converts n values between KOPT_F32, KOPT_BF16 and KOPT_FP16, rounded to nearest even. dst and src must not overlap.
+   NaN stays NaN, subnormals are not flushed to zero, overflow gives infinity. */
 KOPT_API_ KOPT_RESULT_ kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                     size_t n);
 
@@ -1458,8 +1447,7 @@ KOPT_API_ KOPT_RESULT_ kopt_convert(void *dst, kopt_format dst_format, const voi
 KOPT_API_ KOPT_RESULT_ kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                                kopt_format src_format, size_t n, kopt_random_key key);
 
-/* 1 if all n values are finite (neither infinite nor NaN), otherwise 0. 0 also for invalid arguments. Use it to
-   decide whether to skip a step. */
+/* 1 if all n values are finite, otherwise 0; 0 also for invalid arguments. Use it to decide whether to skip a step. */
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 #ifdef KAHAN_OPT_VMATH
@@ -1544,7 +1532,7 @@ KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, dou
 #endif /* KAHAN_OPT_H */
 
 /* ================================================================================================================== */
-/* IMPLEMENTATION                                                                                                     */
+/* IMPLEMENTATION */
 /* ================================================================================================================== */
 #if defined(KAHAN_OPT_IMPLEMENTATION) && !defined(KOPT_IMPLEMENTED_)
 #define KOPT_IMPLEMENTED_
