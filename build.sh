@@ -570,8 +570,9 @@ sanitizes() { # sanitizes COMPILER MORE: does the compiler have the libraries of
 
 all=$(echo tests/test_*.c)
 bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
+bits="$bits tests/test_inline.c"
 # Other builds run only these: what the other tests check follows from the bits.
-more_bits="$bits$(printf ' tests/test_%s.c' save state compress soft64 environment)"
+more_bits="$bits$(printf ' tests/test_%s.c' save state compress environment)"
 program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds each test and adds it as a part
     sources=$1 suffix=$2 emulator=$3 argument=$4
     shift 4
@@ -643,6 +644,35 @@ vmath_parts() {
     skip "vector mathematics compared with MPFR" python3-gmpy2
 }
 
+# The inline step in code of other languages and flags than the library's, which is built at -O2.
+inline_parts() {
+    while read -r name compiler flags; do
+        have $compiler || { skip "the inline step by $compiler $flags" $compiler; continue; }
+        warnings=$C_WARNINGS
+        case $compiler in *++) warnings="$WARNINGS -Werror" ;; esac
+        job jobs "test_inline.$name" $compiler $flags $warnings -DKOPT_IMPLEMENTED_ -o "build/tests/test_inline.$name" \
+            tests/test_inline.c -x none build/tests/native.plain.o -lm
+        part "test_inline.$name" "build/tests/test_inline.$name" quick
+    done <<'TEXT'
+debug gcc -std=c99 -O0
+ofast gcc -std=c99 -Ofast
+ofast_native gcc -std=c99 -Ofast -march=native
+estimates gcc -std=c99 -Ofast -mrecip=all -fsingle-precision-constant
+cxx98 g++ -x c++ -std=c++98 -Ofast
+cxx17 g++ -x c++ -std=c++17 -O2 -ffp-contract=fast -march=native
+clang_debug clang -std=c99 -O0
+clang_native clang -std=c99 -Ofast -march=native -mrecip
+clang_cxx98 clang++ -x c++ -std=c++98 -O2
+TEXT
+    case $(uname -m) in x86_64) ;; *) return ;; esac
+    if runs_with -m32; then
+        program tests/test_inline.c x87 '' quick $CC -m32 -O2 -mno-sse -mfpmath=387
+        program tests/test_inline.c x87_ofast '' quick $CC -m32 -Ofast -mno-sse -mfpmath=387
+    else
+        skip "the inline step by x87" "gcc-multilib for -m32"
+    fi
+}
+
 library_job() { # adds the job that builds the library for Python, in build/tests/python
     mkdir -p build/tests/python
     python3 docs/examples/bindings.py kahan_opt.h build/tests/python >/dev/null
@@ -708,8 +738,7 @@ run_tests() {
     fi
     # without the instruction sets below that of this machine
     program "$bits" this_machine '' quick $CC -O2 -march=native
-    # as on machines without double
-    program tests/test_noise.c soft64 '' quick $CC -O2 -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1
+    inline_parts
     if have clang; then
         program "$more_bits tests/test_atan.c" clang '' quick clang -Ofast -march=native -DKAHAN_OPT_ALL_ISAS
     else
@@ -723,7 +752,7 @@ run_tests() {
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
     fi
-    # big-endian; 32-bit; vectors of POWER
+    # big-endian; 32-bit; an environment of its own
     for target in s390x:s390x-linux-gnu riscv64:riscv64-linux-gnu arm:arm-linux-gnueabihf ppc64le:powerpc64le-linux-gnu
     do
         compiler=${target#*:}-gcc emulator=qemu-${target%%:*}
@@ -731,7 +760,7 @@ run_tests() {
             programs='tests/test_convert.c tests/test_vmath.c'
             case $compiler in
             s390x*) programs="$bits tests/test_save.c" ;;
-            powerpc64le*) programs="$programs tests/test_tools.c tests/test_step_bits.c" ;;
+            arm-*) programs="$programs tests/test_inline.c" ;;
             esac
             program "$programs" "${target%%:*}" "$emulator" quick "$compiler" -O2 -static
             program tests/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
@@ -758,14 +787,12 @@ run_tests() {
     part vendor_more sh tests/vendor.sh pragmas windows targets names pairs versions
     build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/probe.c
     build probe.ofast $CC -Ofast tests/probe.c
-    build probe.soft64 $CC -O2 -DKOPT_SOFT64_=1 tests/probe.c # as on machines without double
     mkdir -p build/tests/lines/tests # a step without a line of DIRECTIONS_ or COMMITS_ goes to scalar code
     sed -e 's/^    LINE_([dc][a-z]*_[a-z0-9_]*, [^)]*)//' -e '/^typedef char K_(.*_complete)/d' \
         kahan_opt.h >build/tests/lines/kahan_opt.h
     cp tests/probe.c build/tests/lines/tests
     build probe.lines $CC -O2 -Wno-unused-variable build/tests/lines/tests/probe.c
-    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.soft64 \
-        build/tests/probe.lines
+    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.lines
     python=
     for candidate in python3 /usr/bin/python3; do
         if $candidate -c 'import numpy' 2>/dev/null; then python=$candidate && break; fi
@@ -776,8 +803,6 @@ run_tests() {
         skip "the NumPy reference" python3-numpy
     fi
     vmath_parts
-    have arm-none-eabi-gcc || skip "flash and stack on Cortex-M" arm-none-eabi-gcc
-    part size sh tests/size.sh
     part stack sh tests/stack.sh quick
     part mutants sh tests/mutants.sh turn 24
     cells=$(sh tests/cells.sh missing)

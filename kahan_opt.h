@@ -690,31 +690,38 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
 
 /* ---- INLINE STEPS ------------------------------------------------------------------------------------------------ */
 
-/* The step on one screen: AdamW, and SGD without momentum, for bf16 with KAHAN. For firmware, which needs neither an
-   implementation nor a state block: 0.7 KB of code on a Cortex-M4F. The bits are those of kopt_optimizer_step() for
-   kopt_adamw(lr) and kopt_sgd(lr, 0), with the same weight_decay, betas, eps, seed and id and no other option, in the
-   default floating-point environment. Nothing is checked.
+/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 0.7 KB
+   of code on a Cortex-M4F, and no implementation is needed.
 
-   One kopt_inline_optimizer per tensor: it counts the steps of this tensor. All arrays have n elements and begin as
-   zeros, except the weights; they must not overlap. To resume, save the arrays and step. */
+       static kopt_bf16 weight[N], grad[N], state[3 * N];                         // SGD: state[N]. All zero, but weight
+       kopt_inline_optimizer opt = kopt_inline_optimizer_of(1e-3f, 0.01f, 0);     // one for each tensor
+       for (;;) kopt_inline_adamw(&opt, weight, state, grad, N);                  // after each backward pass
+
+   Nothing is checked. The arrays must not overlap, and n is the same in each call. opt counts the steps of one tensor,
+   at most 2^32 - 1: two tensors need an opt each, with its own id. To resume, save weight, state and opt.
+
+   In the default floating-point environment the bits are those of kopt_optimizer_step() with bf16 gradients, for
+   kopt_adamw(lr) or kopt_sgd(lr, 0) with the same weight_decay, eps, seed and id, beta = 1 - gain, no other option, and
+   a state block that began without fp32 weights. */
 typedef struct kopt_inline_optimizer {
-    float lr, weight_decay;
-    float beta1, gain1, beta2, gain2, eps; /* gain is 1 - beta, rounded once: 0.1f for 0.9f. Set both                  */
-    uint64_t seed;                         /* of the run                                                               */
-    uint32_t step, id;                     /* id: each tensor of a model needs its own                                 */
+    float lr, weight_decay;  /* both may change between steps. SGD adds weight_decay * w to the gradient (KOPT_L2)    */
+    float gain1, gain2, eps; /* gain = 1 - beta: 0.1f for a beta of 0.9. SGD reads none of them                       */
+    uint64_t seed;           /* of the random bits                                                                    */
+    uint32_t step, id;       /* steps done so far; a number that no other tensor has                                  */
 } kopt_inline_optimizer;
 
-/* The defaults of kopt_adamw(): beta1 0.9, beta2 0.999, eps 1e-8, seed 0. SGD is kopt_sgd(): give it weight_decay 0. */
+/* The other fields as in kopt_adamw(): beta 0.9 and 0.999, eps 1e-8, seed 0. weight_decay is 0.01 in kopt_adamw(), 0 in
+   kopt_sgd(). */
 KOPT_INLINE_ kopt_inline_optimizer kopt_inline_optimizer_of(float lr, float weight_decay, uint32_t id) {
-    const kopt_inline_optimizer opt = {lr, weight_decay, 0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0, 0, id};
+    const kopt_inline_optimizer opt = {lr, weight_decay, 0.1f, 0.001f, 1e-8f, 0, 0, id};
     return opt;
 }
 
 /* The random bits of element i: kopt_random(), stream 0. words keeps what eight elements share, from i % 8 == 0 on. */
-static KOPT_UNUSED_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *opt, uint32_t words[4], uint32_t i) {
+static KOPT_UNUSED_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *opt, uint32_t words[4], size_t i) {
     uint32_t word, key0 = (uint32_t)opt->seed, key1 = (uint32_t)(opt->seed >> 32), round;
     if (i % 8 == 0) { /* Philox4x32-7 */
-        words[0] = i >> 11 << 4 | (i >> 3 & 15);
+        words[0] = (uint32_t)(i >> 11 << 4 | (i >> 3 & 15));
         words[1] = 0;
         words[2] = opt->step;
         words[3] = opt->id;
@@ -728,7 +735,7 @@ static KOPT_UNUSED_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *op
     }
     word = words[i / 2 & 3];
     if (i % 2 != 0) word = word >> 16 | word << 16;
-    return word >> 16 << 17 | ((word + (word >> 16 << 1) * (i >> 7 & 15) * 8) & 0xFFFFu);
+    return word >> 16 << 17 | ((word + (word >> 16 << 1) * (uint32_t)(i >> 7 & 15) * 8) & 0xFFFFu);
 }
 
 /* 1 - beta^step, by squaring, without cancellation: 1 - (1 - a)(1 - b) = a + b - ab */
@@ -746,37 +753,42 @@ static KOPT_UNUSED_ kopt_bf16 kopt_inline_moment_(float x, uint32_t random16) {
     return (moment & 0x7F80u) != 0 ? moment : (kopt_bf16)0;
 }
 
-/* Loshchilov & Hutter 2019, algorithm 2: m and v are the moments, w the weights, c their compensations, g the gradient. */
-static KOPT_UNUSED_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *w, kopt_bf16 *c, kopt_bf16 *m,
-                                           kopt_bf16 *v, const kopt_bf16 *g, uint32_t n) {
+/* Loshchilov & Hutter 2019, algorithm 2. state is the compensation c of each weight, then the moments m, then v. */
+static KOPT_UNUSED_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
+                                           const kopt_bf16 *grad, size_t n) {
+    kopt_bf16 *c = state, *m = state + n, *v = state + 2 * n;
     const uint32_t t = ++opt->step;
-    const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));                /* lr / (1 - beta1^t) */
-    const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
+    const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t)     */
+    const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t)  */
     const float decay = kopt_mul_(opt->lr, opt->weight_decay);
-    uint32_t words[4], i;
+    const float beta1 = kopt_sub_(1, opt->gain1), beta2 = kopt_sub_(1, opt->gain2);
+    uint32_t words[4], r;
+    size_t i;
     for (i = 0; i < n; i++) {
-        const float grad = kopt_f32_from_bf16(g[i]), weight = kopt_f32_from_bf16(w[i]);
-        const uint32_t r = kopt_inline_random_(opt, words, i);
-        const float m1 = kopt_add_(kopt_mul_(opt->beta1, kopt_f32_from_bf16(m[i])), kopt_mul_(opt->gain1, grad));
-        const float v1 = kopt_add_(kopt_mul_(opt->beta2, kopt_f32_from_bf16(v[i])),
-                                   kopt_mul_(kopt_mul_(opt->gain2, grad), grad));
-        const float direction = kopt_div_(m1, kopt_add_(kopt_mul_(kopt_sqrt_(v1), scale), opt->eps));
+        const float g = kopt_f32_from_bf16(grad[i]), w = kopt_f32_from_bf16(weight[i]);
+        const float m1 = kopt_add_(kopt_mul_(beta1, kopt_f32_from_bf16(m[i])), kopt_mul_(opt->gain1, g));
+        const float v1 = kopt_add_(kopt_mul_(beta2, kopt_f32_from_bf16(v[i])), kopt_mul_(kopt_mul_(opt->gain2, g), g));
+        float update = kopt_mul_(rate, kopt_div_(m1, kopt_add_(kopt_mul_(kopt_sqrt_(v1), scale), opt->eps)));
+        if (kopt_as_u32_(decay) != 0) update = kopt_add_(update, kopt_mul_(decay, w)); /* 0 * infinity would be NaN */
+        r = kopt_inline_random_(opt, words, i);
         m[i] = kopt_inline_moment_(m1, KOPT_RANDOM_STORE(r, 1));
         v[i] = kopt_inline_moment_(v1, KOPT_RANDOM_STORE(r, 2));
-        kopt_kahan_add_bf16(&w[i], &c[i], -kopt_add_(kopt_mul_(rate, direction), kopt_mul_(decay, weight)), r);
+        kopt_kahan_add_bf16(&weight[i], &c[i], -update, r);
     }
 }
 
-/* w -= lr * (g + weight_decay * w) */
-static KOPT_UNUSED_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *w, kopt_bf16 *c, const kopt_bf16 *g,
-                                         uint32_t n) {
-    uint32_t words[4], i;
+/* w -= lr * (g + weight_decay * w). state is the compensation of each weight. */
+static KOPT_UNUSED_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
+                                         const kopt_bf16 *grad, size_t n) {
+    const float decay = opt->weight_decay;
+    uint32_t words[4], r;
+    size_t i;
     ++opt->step;
     for (i = 0; i < n; i++) {
-        const float grad = kopt_f32_from_bf16(g[i]), weight = kopt_f32_from_bf16(w[i]);
-        const uint32_t r = kopt_inline_random_(opt, words, i);
-        const float full = opt->weight_decay != 0 ? kopt_add_(grad, kopt_mul_(opt->weight_decay, weight)) : grad;
-        kopt_kahan_add_bf16(&w[i], &c[i], -kopt_mul_(opt->lr, full), r);
+        float g = kopt_f32_from_bf16(grad[i]);
+        if (kopt_as_u32_(decay) != 0) g = kopt_add_(g, kopt_mul_(decay, kopt_f32_from_bf16(weight[i])));
+        r = kopt_inline_random_(opt, words, i);
+        kopt_kahan_add_bf16(&weight[i], &state[i], -kopt_mul_(opt->lr, g), r);
     }
 }
 
