@@ -7,9 +7,9 @@
     firmware_power.py MACHINE PROGRAM weak                      while the last word of a save is programmed, which then
                                                                 is read as good, but no longer after the next cut
 
-PROGRAM was built with -DSAVE_EVERY=1. After each cut it must resume from the last save that it reported, or from the
-one that it was making. In the end it must print the line of a run that nothing interrupted. Exit status 1: it did
-not."""
+PROGRAM was built with -DSAVE_EVERY=1; the environment variable SAVED is the size of what it saves. After each cut it
+must resume from the last save that it reported, or from the one that it was making. In the end it must print the line
+of a run that nothing interrupted. Exit status 1: it did not."""
 import os
 import random
 import struct
@@ -88,7 +88,7 @@ def cuts_of(arguments):
             n = lot.randrange(1, 3_000_000)
             yield "cut %d, after %d instructions" % (k, n), {"instructions": n}
         return
-    words = (2816 + 8) // 4  # sizeof run, sequence number, CRC
+    words = (int(os.environ["SAVED"]) + 8) // 4  # with sequence number and CRC
     save = 3 * (2 + words)  # points: of two sectors and these words
     if arguments[0] == "weak":
         for k in range(10):

@@ -16,7 +16,7 @@ void semihost(uint32_t operation, const void *argument) {
 
 /* SysTick counts 25 MHz down. With `qemu -icount shift=6` an instruction takes 64 ns, that is 1.6 ticks. */
 #define SYSTICK ((volatile uint32_t *)0xE000E010u) /* control, reload, value */
-uint32_t board_instructions(void) { return (0xFFFFFFu - SYSTICK[2]) * 5 / 8; }
+uint32_t board_count(void) { return (0xFFFFFFu - SYSTICK[2]) * 5 / 8; }
 
 /* ---- Start ------------------------------------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 void board_print(const char *text) { fputs(text, stdout), fflush(stdout); }
 void board_end(int status) { exit(status); }
 size_t board_stack(void) { return 0; }
-uint32_t board_instructions(void) { return 0; }
+uint32_t board_count(void) { return 0; }
 
 #ifdef SAVE_EVERY
 /* The flash chip is a file: kill the program and start it again. */

@@ -14,7 +14,7 @@ void semihost(uint32_t operation, const void *argument) {
 }
 
 /* With `qemu -icount shift=6`, the cycle counter counts 64 per instruction. */
-uint32_t board_instructions(void) {
+uint32_t board_count(void) {
     uint32_t high, low, again;
     do
         __asm__ __volatile__("csrr %0, mcycleh\n\tcsrr %1, mcycle\n\tcsrr %2, mcycleh"

@@ -1,17 +1,15 @@
 /* classifier.c - trains a small net on the board itself: gestures from the windows of an accelerometer. Weights,
-   gradients and optimizer state are 16-bit numbers in static memory. No libc, no libm, no malloc.
+   gradients and optimizer state are bf16 numbers in static memory. No libc, no libm, no malloc.
 
        cc -std=c99 -O2 -ffp-contract=off -o classifier classifier.c board_host.c && ./classifier
 
-   `sh run.sh` builds and runs it here and on the boards that qemu emulates: all print the same lines. docs/firmware.md
-   explains it. Macros (-D) choose the way to train, the format of the numbers, and the rest:
+   `sh run.sh` builds and runs it here and on the boards that are emulated: all print the same lines. docs/firmware.md
+   explains it. Macros (-D) choose the way to train, and the rest:
 
-       (none)        AdamW: all gradients first, then one step
-       BY_LAYER      AdamW: each layer is stepped as soon as its gradient exists, so one buffer serves all layers
+       (none)        AdamW: each layer is stepped as soon as its gradient exists, so one buffer serves all layers
        BY_WEIGHT     SGD: each weight is updated as soon as its gradient exists, so there is no buffer
-       STOCHASTIC    with BY_WEIGHT, for bf16 only: no residual, so that a weight takes 2 bytes instead of 4; noisier
-       FP16, FP32    numbers of this format in place of bf16; FP32 is what 16 bit is compared with
-       SAVE_EVERY=n  saves all to flash every n steps and resumes from there (with flash.c; not for RISC-V)
+       STOCHASTIC    with BY_WEIGHT: no residual, so that a weight takes 2 bytes instead of 4; noisier
+       SAVE_EVERY=n  saves all to flash every n steps and resumes from there (with flash.c; on a PC and Cortex-M)
        EPOCHS=n      how often it sees each window: 4 if not set
 
    The same bits on every machine: the sums and products below are + - * of floats in the order in which they are
@@ -19,21 +17,10 @@
    kahan_opt.h itself needs no flag. */
 #include "board.h"
 
-#define KAHAN_OPT_NO_SIMD
-#if defined FP32
-#define KAHAN_OPT_ONLY (KOPT_WITH_F32 | KOPT_WITH_ADAM | KOPT_WITH_DECOUPLED | KOPT_WITH_GUARDS)
-#elif defined FP16 /* fp16 weights and gradients, bf16 moments */
-#define KAHAN_OPT_ONLY ((KOPT_TINY & ~KOPT_WITH_SGD) | KOPT_WITH_FP16)
-#else
-#define KAHAN_OPT_ONLY (KOPT_TINY & ~KOPT_WITH_SGD)
-#endif
-#if defined STOCHASTIC && (!defined BY_WEIGHT || defined FP16 || defined FP32)
-#error "STOCHASTIC goes with BY_WEIGHT, in bf16"
-#elif defined BY_LAYER && defined BY_WEIGHT || defined FP16 && defined FP32
-#error "choose one of BY_LAYER and BY_WEIGHT, and one of FP16 and FP32"
-#endif
-#define KAHAN_OPT_IMPLEMENTATION
 #include "../../../kahan_opt.h"
+#if defined STOCHASTIC && !defined BY_WEIGHT
+#error "STOCHASTIC goes with BY_WEIGHT"
+#endif
 #ifdef SAVE_EVERY
 #include "flash.h"
 #endif
@@ -45,45 +32,21 @@ enum { SAMPLES = 12, AXES = 3, INPUTS = SAMPLES * AXES, HIDDEN = 8, CLASSES = 4 
 enum { N1 = (INPUTS + 1) * HIDDEN, N2 = (HIDDEN + 1) * CLASSES }; /* weights of a layer; + 1: the bias of a row */
 enum { WINDOWS = 150, TESTS = 100, STEPS = EPOCHS * WINDOWS };
 
-/* ---- Formats ----------------------------------------------------------------------------------------------------- */
-
-#if defined FP32
-typedef float number;
-#define FORMAT KOPT_F32
-enum { STATE = 8 }; /* bytes of two moments */
-static float value(number w) { return w; }
-static number rounded(float x) { return x; }
-#elif defined FP16
-typedef kopt_fp16 number;
-#define FORMAT KOPT_FP16
-enum { STATE = 6 }; /* of residual and two moments */
-static float value(number w) { return kopt_f32_from_fp16(w); }
-static number rounded(float x) { return kopt_fp16_from_f32(x); }
-#else
-typedef kopt_bf16 number;
-#define FORMAT KOPT_BF16
-enum { STATE = 6 };
-static float value(number w) { return kopt_f32_from_bf16(w); }
-static number rounded(float x) { return kopt_bf16_from_f32(x); }
-#endif
-
-#if defined BY_WEIGHT && !defined FP32 && !defined STOCHASTIC
-#define KAHAN
-#endif
-
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+#if !defined BY_WEIGHT
+#define STATE 3 /* numbers beside each weight: residual (what the weight cannot hold) and two moments */
+#elif !defined STOCHASTIC
+#define STATE 1 /* the residual */
+#endif
 
 /* All that the training has to remember, in one struct: this is what a checkpoint saves. */
 static struct {
     uint32_t step;   /* steps done; the next window follows from it */
     uint32_t random; /* BY_WEIGHT: the generator of the rounding */
-    number weight1[N1], weight2[N2];
-#ifdef BY_WEIGHT
-#ifdef KAHAN
-    number residual1[N1], residual2[N2]; /* residuals: what the weights cannot hold */
-#endif
-#else
-    unsigned char state1[KOPT_STATE_BYTES(N1, STATE)], state2[KOPT_STATE_BYTES(N2, STATE)];
+    kopt_bf16 weight1[N1], weight2[N2];
+#ifdef STATE
+    kopt_bf16 state1[STATE * N1], state2[STATE * N2];
 #endif
 } run;
 
@@ -127,11 +90,11 @@ static int sense(uint32_t index) {
 
 /* ---- Net: INPUTS, HIDDEN units (ReLU), CLASSES ------------------------------------------------------------------- */
 
-static void layer(const number *w, const float *in, int inputs, float *out, int outputs) {
+static void layer(const kopt_bf16 *w, const float *in, int inputs, float *out, int outputs) {
     int i, o;
     for (o = 0; o < outputs; ++o, w += inputs + 1) {
-        float sum = value(w[inputs]);
-        for (i = 0; i < inputs; ++i) sum += value(w[i]) * in[i];
+        float sum = kopt_f32_from_bf16(w[inputs]);
+        for (i = 0; i < inputs; ++i) sum += kopt_f32_from_bf16(w[i]) * in[i];
         out[o] = sum;
     }
 }
@@ -160,108 +123,57 @@ static void backward(void) { /* d_hidden from d_output */
     int h, o;
     for (h = 0; h < HIDDEN; ++h) {
         float sum = 0;
-        for (o = 0; o < CLASSES; ++o) sum += value(run.weight2[o * (HIDDEN + 1) + h]) * d_output[o];
+        for (o = 0; o < CLASSES; ++o) sum += kopt_f32_from_bf16(run.weight2[o * (HIDDEN + 1) + h]) * d_output[o];
         d_hidden[h] = hidden[h] > 0 ? sum : 0;
     }
 }
 
-/* ---- Training: three ways ---------------------------------------------------------------------------------------- */
-
-/* begin() and train() return 1, or 0 if kahan_opt.h refuses the call. */
+/* ---- Training ---------------------------------------------------------------------------------------------------- */
 
 #ifdef BY_WEIGHT /* no gradient buffer */
 
-static int begin(void) {
-    run.random = 1;
-    return 1;
-}
-
 /* Updates a layer's weights. d: derivatives of the loss with respect to the layer's outputs. */
-static void update(number *w, number *residual, const float *in, int inputs, const float *d, int outputs) {
+static void update(kopt_bf16 *w, kopt_bf16 *state, const float *in, int inputs, const float *d, int outputs) {
     int i, o;
     for (o = 0; o < outputs; ++o)
         for (i = 0; i <= inputs; ++i, ++w) {
             const float delta = -0.02f * d[o] * (i < inputs ? in[i] : 1);
-#if defined FP32
-            *w += delta;
-#elif defined STOCHASTIC
-            *w = kopt_bf16_from_f32_stochastic(value(*w) + delta, draw(&run.random));
-#elif defined FP16
-            kopt_kahan_add_fp16(w, residual++, delta, draw(&run.random));
+#ifdef STOCHASTIC
+            *w = kopt_bf16_from_f32_stochastic(kopt_f32_from_bf16(*w) + delta, draw(&run.random));
 #else
-            kopt_kahan_add_bf16(w, residual++, delta, draw(&run.random));
+            kopt_kahan_add_bf16(w, state++, delta, draw(&run.random));
 #endif
         }
-    (void)residual;
+    (void)state;
 }
 
-static int train(void) {
-#ifdef KAHAN
-    number *const residual1 = run.residual1, *const residual2 = run.residual2;
-#else
-    number *const residual1 = NULL, *const residual2 = NULL;
-#endif
-    backward(); /* before layer 2 changes */
-    update(run.weight2, residual2, hidden, HIDDEN, d_output, CLASSES);
-    update(run.weight1, residual1, window, INPUTS, d_hidden, HIDDEN);
-    return 1;
-}
+#else /* a gradient buffer for one layer */
 
-#else
-
-static kopt_optimizer opt;
-static kopt_tensor tensor[2];
-static number grad1[N1];
-#ifdef BY_LAYER
-static number *const grad2 = grad1; /* the same memory: layer 2 is done when layer 1 begins */
-#else
-static number grad2[N2];
-#endif
-
-static int begin(void) {
-    opt = kopt_adamw(4e-3);
-    opt.weight_format = FORMAT;
-    if (FORMAT == KOPT_F32) opt.moment_format = KOPT_F32;
-    tensor[0] = kopt_tensor_of(run.weight1, grad1, FORMAT, N1, run.state1, sizeof run.state1);
-    tensor[1] = kopt_tensor_of(run.weight2, grad2, FORMAT, N2, run.state2, sizeof run.state2);
-    tensor[1].id = 1; /* each tensor has random bits of its own */
-    return kopt_state_init(&opt, &tensor[0], NULL) == KOPT_OK && kopt_state_init(&opt, &tensor[1], NULL) == KOPT_OK;
-}
-
-/* Writes the gradient of a layer's weights. d: derivatives of the loss with respect to the layer's outputs. */
-static void gradient(number *grad, const float *in, int inputs, const float *d, int outputs) {
+static void update(kopt_bf16 *w, kopt_bf16 *state, const float *in, int inputs, const float *d, int outputs) {
+    static kopt_bf16 grad[N1];                                                            /* the larger layer */
+    kopt_inline_optimizer opt = kopt_inline_optimizer_of(4e-3f, 0.01f, w == run.weight2); /* each its own id */
+    kopt_bf16 *g = grad;
     int i, o;
     for (o = 0; o < outputs; ++o) {
-        for (i = 0; i < inputs; ++i) *grad++ = rounded(d[o] * in[i]);
-        *grad++ = rounded(d[o]);
+        for (i = 0; i < inputs; ++i) *g++ = kopt_bf16_from_f32(d[o] * in[i]);
+        *g++ = kopt_bf16_from_f32(d[o]);
     }
+    opt.step = run.step;
+    kopt_inline_adamw(&opt, w, state, grad, (size_t)(g - grad));
 }
 
-#ifdef BY_LAYER /* a gradient buffer for one layer */
+#endif
 
-static int train(void) {
-    kopt_step step;
-    opt.step = run.step;
-    if (kopt_step_begin(&opt, &step) != KOPT_OK) return 0;
+static void train(void) {
+#ifdef STATE
+    kopt_bf16 *const state1 = run.state1, *const state2 = run.state2;
+#else
+    kopt_bf16 *const state1 = NULL, *const state2 = NULL;
+#endif
     backward(); /* before layer 2 changes */
-    gradient(grad2, hidden, HIDDEN, d_output, CLASSES);
-    if (kopt_step_run(&step, &tensor[1]) != KOPT_OK) return 0;
-    gradient(grad1, window, INPUTS, d_hidden, HIDDEN);
-    return kopt_step_run(&step, &tensor[0]) == KOPT_OK;
+    update(run.weight2, state2, hidden, HIDDEN, d_output, CLASSES);
+    update(run.weight1, state1, window, INPUTS, d_hidden, HIDDEN);
 }
-
-#else /* gradients of all weights, then one step */
-
-static int train(void) {
-    backward();
-    gradient(grad2, hidden, HIDDEN, d_output, CLASSES);
-    gradient(grad1, window, INPUTS, d_hidden, HIDDEN);
-    opt.step = run.step;
-    return kopt_optimizer_step(&opt, tensor, 2) == KOPT_OK;
-}
-
-#endif
-#endif
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
 
@@ -309,39 +221,33 @@ static void test(void) {
 
 /* ---- Program ----------------------------------------------------------------------------------------------------- */
 
-static void initial_weights(number *w, size_t n, float scale) {
+static void initial_weights(kopt_bf16 *w, size_t n, float scale) {
     uint32_t generator = (uint32_t)n;
-    for (; n > 0; --n) *w++ = rounded(((float)draw(&generator) - 32768) * scale);
-}
-
-static void check(int good, const char *what) {
-    if (good) return;
-    board_print(what), board_print(" failed\n");
-    board_end(1);
+    for (; n > 0; --n) *w++ = kopt_bf16_from_f32(((float)draw(&generator) - 32768) * scale);
 }
 
 int main(void) {
-    uint32_t before, first, instructions = 0; /* of the steps since the step `first`, where the last epoch began */
+    uint32_t before, first, counted = 0; /* of the steps since the step `first`, where the last epoch began */
     int label;
     initial_weights(run.weight1, N1, 0.25f / 32768);
     initial_weights(run.weight2, N2, 0.5f / 32768);
-    check(begin(), "begin");
+    run.random = 1;
 #ifdef SAVE_EVERY
     if (flash_load(&run, sizeof run)) print_number("resumed: step ", run.step, 10), board_print("\n");
 #endif
     first = run.step;
     while (run.step < STEPS) {
-        if (run.step % WINDOWS == 0) test(), first = run.step, instructions = 0;
+        if (run.step % WINDOWS == 0) test(), first = run.step, counted = 0;
         label = sense(run.step % WINDOWS);
-        before = board_instructions();
+        before = board_count();
         forward();
         loss(label);
-        check(train(), "train");
+        train();
         ++run.step;
-        instructions += (board_instructions() - before + BOARD_WRAP) % BOARD_WRAP;
+        counted += (board_count() - before + BOARD_WRAP) % BOARD_WRAP;
 #ifdef SAVE_EVERY
         if (run.step % SAVE_EVERY == 0) {
-            check(flash_save(&run, sizeof run), "flash_save");
+            if (!flash_save(&run, sizeof run)) board_print("flash_save failed\n"), board_end(1);
             print_number("saved: step ", run.step, 10), board_print("\n");
         }
 #endif
@@ -349,7 +255,7 @@ int main(void) {
     test();
     if (board_stack() != 0 && run.step != first) { /* lines of one board only begin with # */
         print_number("# stack ", (uint32_t)board_stack(), 10);
-        print_number(" bytes, instructions of a step ", instructions / (run.step - first), 10);
+        print_number(" bytes, " BOARD_COUNTS " of a step ", counted / (run.step - first), 10);
         board_print("\n");
     }
     board_end(0);

@@ -1,14 +1,15 @@
 #!/bin/sh
-# run.sh - trains a small net on microcontrollers that qemu emulates and here, and shows that all get the same bits.
+# run.sh - trains a small net on emulated microcontrollers and here, and shows that all get the same bits.
 #
-#     sh run.sh [FLAG...]                          all machines whose tools are here; -DBY_LAYER and
+#     sh run.sh [FLAG...]                          all machines whose tools are here; -DBY_WEIGHT and
 #                                                  other flags: see classifier.c
 #     sh run.sh build MACHINE PROGRAM [FLAG...]    builds the classifier; with -DSAVE_EVERY=n also flash.c and chip.c.
 #                                                  SOURCE=FILE builds another program that calls board.h
 #     sh run.sh start MACHINE PROGRAM [OPTION...]  starts it, with more options of qemu
 #
-# Machines: host, cortex-m4f, cortex-m0plus, rv32imafc. For a board of yours, take its compiler with -ffp-contract=off,
-# its start-up code in place of board_*.c, and its linker script.
+# Machines: host, cortex-m4f, cortex-m0plus, rv32imafc, atmega1284p; and atmega328p, which has room for -DBY_WEIGHT. For
+# a board of yours, take its compiler with -ffp-contract=off, its start-up code in place of board_*.c, and its linker
+# script.
 #
 # Only lists of words are unquoted: CC and flags.
 # shellcheck disable=SC2086
@@ -20,6 +21,7 @@ compiler_of() {
     host) echo "${CC:-cc}" ;;
     cortex-*) echo arm-none-eabi-gcc ;;
     rv32imafc) echo riscv64-linux-gnu-gcc ;;
+    atmega*) echo avr-gcc ;;
     *) echo "run.sh: there is no machine $1" >&2; return 2 ;;
     esac
 }
@@ -43,6 +45,7 @@ build() { # build MACHINE PROGRAM [FLAG...]
         set -- -march=rv32imafc -mabi=ilp32f $small -fno-pic -static -Wl,--no-warn-rwx-segments,--build-id=none \
             -T "$here/riscv.ld" "$@" "$here/board_riscv.c" "$here/bare.c"
         ;;
+    atmega*) set -- -mmcu=$machine -Os "$@" "$here/board_avr.c" -lm ;;
     esac
     compiler=$(compiler_of $machine)
     $compiler "$@" -o "$program"
@@ -58,12 +61,20 @@ start() { # start MACHINE PROGRAM [OPTION...]; with -icount, qemu counts instruc
     cortex-m4f) qemu-system-arm -M mps2-an386 "$@" ;;
     cortex-m0plus) qemu-system-arm -M mps2-an385 "$@" ;; # a Cortex-M3, which executes this code, too
     rv32imafc) qemu-system-riscv32 -M virt -bios none "$@" ;;
+    atmega*) # prints each line of the UART in green, with a dot for its end
+        simavr -m $machine -f 16000000 "$program" 2>&1 | sed -n 's/^.*32m\(.*\)\.$/\1/p'
+        ;;
     *) compiler_of "$machine" ;; # says that there is no such machine
     esac
 }
 
 missing() { # missing MACHINE: the tools it lacks
-    case $1 in cortex-*) emulator=qemu-system-arm ;; rv32*) emulator=qemu-system-riscv32 ;; *) emulator=sh ;; esac
+    case $1 in
+    cortex-*) emulator=qemu-system-arm ;;
+    rv32*) emulator=qemu-system-riscv32 ;;
+    atmega*) emulator=simavr ;;
+    *) emulator=sh ;;
+    esac
     for tool in "$(compiler_of "$1")" $emulator; do command -v ${tool%% *} >/dev/null || echo "$tool"; done
 }
 
@@ -72,10 +83,12 @@ all() { # all [FLAG...]
     trap 'rm -rf "$out"' EXIT
     export CHIP="$out/chip" # not one that an earlier training has saved to
     machines=
-    for machine in host cortex-m4f cortex-m0plus rv32imafc; do
+    for machine in host cortex-m4f cortex-m0plus rv32imafc atmega1284p; do
         lacks=$(missing $machine)
         [ -z "$lacks" ] || { echo "$machine is left out: no" $lacks; continue; }
-        case "$machine $*" in rv32*-DSAVE_EVERY=*) echo "$machine is left out: no simulated flash"; continue ;; esac
+        case "$machine $*" in
+        rv32*-DSAVE_EVERY=* | atmega*-DSAVE_EVERY=*) echo "$machine is left out: no simulated flash"; continue ;;
+        esac
         build $machine "$out/program" "$@"
         start $machine "$out/program" >"$out/$machine"
         machines="$machines $machine"
@@ -107,5 +120,5 @@ all() { # all [FLAG...]
 case "${1:-}" in
 build | start) "$@" ;;
 '' | -[!h-]*) all "$@" ;;
-*) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+*) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
