@@ -1,10 +1,9 @@
-/* bare.c - the probe where there is no operating system: Cortex-M under qemu-system-arm, AVR under simavr, WebAssembly.
-   No libc is linked on Cortex-M and WebAssembly. Built and run by cells.sh. */
+/* bare.c - the probe where there is no operating system and no libc: Cortex-M under qemu-system-arm, WebAssembly. Built
+   and run by cells.sh. */
 #define PROBE_NO_MAIN
 #include "probe.c"
 
-#ifndef __AVR__
-/* The probe assigns structs. That the header calls neither is seen in size.sh. */
+/* Structs are assigned. */
 void *memcpy(void *to, const void *from, size_t size);
 void *memcpy(void *to, const void *from, size_t size) {
     volatile byte *p = (byte *)to; /* or the loop becomes a call of memcpy */
@@ -12,7 +11,6 @@ void *memcpy(void *to, const void *from, size_t size) {
     for (i = 0; i < size; i++) p[i] = ((const byte *)from)[i];
     return to;
 }
-#endif
 
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
 
@@ -64,30 +62,6 @@ __attribute__((used, section(".vectors"))) static void (*const vectors[16])(void
     (void (*)(void))stack_top, reset, fault, fault, fault, fault, fault, fault,
     fault, fault, fault, fault, fault, fault, fault, fault};
 /* clang-format on */
-
-#elif defined(__AVR__)
-
-#include <avr/interrupt.h>
-#include <avr/io.h>
-#include <avr/sleep.h>
-
-static void put(const char *line) {
-    for (; *line != 0; line++) {
-        while ((UCSR0A & (1 << UDRE0)) == 0) {
-        }
-        UDR0 = (uint8_t)*line;
-    }
-}
-
-int main(void) {
-    UCSR0B = 1 << TXEN0;
-    probe(put);
-    while ((UCSR0A & (1 << TXC0)) == 0) {
-    }
-    cli();
-    sleep_mode(); /* asleep without interrupts: simavr ends */
-    return 0;
-}
 
 #elif defined(__wasm__)
 

@@ -88,7 +88,7 @@ cells() {
         cell qemu-ppc64le ppc64le 'isas' $c --target=powerpc64le-linux-gnu -static -Ofast
     done
 
-    # No operating system: bare.c. Neither libc nor memcpy is linked on Cortex-M and WebAssembly.
+    # No operating system and no libc: bare.c.
     m0='-mthumb -mcpu=cortex-m0plus'
     m3='-mthumb -mcpu=cortex-m3'
     m4f='-mthumb -mcpu=cortex-m4 -mfloat-abi=hard -mfpu=fpv4-sp-d16'
@@ -120,7 +120,6 @@ cells() {
     done
     cell wasm wasm32 'isas' clang-19 --target=wasm32 -O0 -msimd128
     cell wasm wasm32 'isas' clang-19 --target=wasm32 -O3 -ffp-contract=fast -msimd128 -mrelaxed-simd
-    cell avr avr '-' avr-gcc -mmcu=atmega1284p -Os -ffunction-sections -Wl,--gc-sections
 }
 
 needs() { # needs RUNNER ARCHITECTURE PATHS COMPILER FLAG...: the tools it needs, one per line
@@ -128,7 +127,6 @@ needs() { # needs RUNNER ARCHITECTURE PATHS COMPILER FLAG...: the tools it needs
     native) ;;
     wine) echo /usr/lib/wine/wine64 ;;
     mps*) printf '%s\n' qemu-system-arm arm-none-eabi-gcc ;;
-    avr) echo simavr ;;
     wasm) echo node ;;
     *) echo "$1" ;;
     esac
@@ -172,7 +170,6 @@ EOF
         arm-none-eabi-gcc $machine -nostdlib -T "$program.ld" -o "$program" "$program.o" -lgcc
         ;;
     wasm) "$@" -ffreestanding -nostdlib -Wl,--no-entry -fuse-ld=lld -o "$program" tests/bare.c ;;
-    avr) "$@" -o "$program" tests/bare.c -lm ;;
     *) "$@" -o "$program" tests/probe.c ;;
     esac
 }
@@ -187,7 +184,6 @@ run() { # run RUNNER PROGRAM ARGUMENT...
         timeout 100 qemu-system-arm -M "$runner" -nographic -monitor none -serial none -chardev stdio,id=out \
             -semihosting-config enable=on,target=native,chardev=out -kernel "$1"
         ;;
-    avr) timeout 400 simavr -m atmega1284p -f 16000000 "$1" 2>&1 | sed -n 's/^.*32m\([a-z].*\)\.$/\1/p' ;;
     wasm)
         timeout 100 node -e 'const fs = require("fs"), code = new WebAssembly.Module(fs.readFileSync(process.argv[1]));
             const text = start => {
@@ -222,12 +218,7 @@ check() { # check LABEL RUNNER PROGRAM ARGUMENT...: one cell
     run "$@" >"$program.out" 2>"$program.err"
     status=$?
     hash=$(sed -n 's/^all //p' "$program.out")
-    if [ "$runner" = avr ]; then # `double` has 32 bits there
-        sed 's/^scalars .*/scalars skipped/' tests/golden.txt >"$program.golden"
-    else
-        cp tests/golden.txt "$program.golden"
-    fi
-    if [ $status = 0 ] && cmp -s "$program.out" "$program.golden"; then
+    if [ $status = 0 ] && cmp -s "$program.out" tests/golden.txt; then
         good=ok
     else
         good='not ok'
@@ -235,7 +226,7 @@ check() { # check LABEL RUNNER PROGRAM ARGUMENT...: one cell
     echo "$good - $architecture, $version, $flags: $label"
     if [ "$good" != ok ]; then
         echo "# exit status $status"
-        diff "$program.golden" "$program.out" | grep '^[<>]' | head -6 | sed 's/^/# /'
+        diff tests/golden.txt "$program.out" | grep '^[<>]' | head -6 | sed 's/^/# /'
         head -3 "$program.err" | sed 's/^/# /'
     fi
     printf '%s\t%s\t%s\t%s\t%s\n' "$architecture" "$version" "$flags" "$label" "${hash:-none}" >>"$program.rows"

@@ -34,9 +34,7 @@ gcc | clang)
     for source in $sources tests/fuzz.c; do
         name=$(basename $source .c) argument=quick
         [ $name = fuzz ] && argument=6000
-        if grep -q 'define KOPT_SOFT64_' $source; then
-            set -- # it needs its own implementation
-        elif grep -q 'define KAHAN_OPT_VMATH' $source; then
+        if grep -q 'define KAHAN_OPT_VMATH' $source; then
             set -- -DKOPT_IMPLEMENTED_ $out/vmath.o
         else
             set -- -DKOPT_IMPLEMENTED_ $out/plain.o

@@ -125,15 +125,13 @@ BY_HAND = [
 # Rooms are the banners of the header; these functions are a room of their own.
 OWN_ROOMS = [
     (r"K_\((stable_ratio_of|measure)\)|kopt_(measure|stable|must_measure|given_stable)", "StableAdamW"),
-    (r"kopt_(soft64|significand64|u32_to_f64|half64|to_float)_$", "soft binary64"),
 ]
 # No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
-NOT_HERE = re.compile(r"kopt_(enabled_value|moment_count_in_build|built_in|copy_options|isa_\w*|sleef\w*|swap\w*|"
+NOT_HERE = re.compile(r"kopt_(copy_options|isa_\w*|sleef\w*|swap\w*|"
                       r"version|make_optimizer|result_string|enter|leave|copy|prefetch\w*)_?$|"
                       r"K_\((step|convert|convert_array|nt_\w+)\)")
-NO_CHANGE = re.compile(r"PREFETCH_|DIVIDE64_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|KOPT_SINGLE_BIT_|"
-                       r"NT_THRESHOLD_|sfence|__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
-CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
+NO_CHANGE = re.compile(r"PREFETCH_|DIVIDE64_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|"
+                       r"NT_THRESHOLD_|sfence|__builtin_ia32|K_\(make_philox_key\)\(0")
 PAIRS = ("add sub", "and or", "min max", "interleave_low interleave_high", "mul div", "unpacklo unpackhi", "srli slli",
          "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
 OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
@@ -168,8 +166,6 @@ def changes(slot, loop):
     for m in RELATION.finditer(slot):
         op, left, right = m[1], " ".join(slot[:m.start()].split()), " ".join(slot[m.end():].split())
         choice = re.match(r"(.+?) \? (.+?) : ([^;,]+)", right)
-        if op in ("&&", "||") and CONSTANT.search(slot):
-            continue
         if op in "<>" and choice and (left.endswith(choice[2]) and choice[3].startswith(choice[1]) or
                                       left.endswith(choice[3].rstrip(")")) and choice[2] == choice[1]):
             continue  # a < b ? a : b: the same for a == b
@@ -284,7 +280,7 @@ def functions(text):
 def used_lines(path):
     """Lines of the header that the preprocessor keeps in one of the builds that the tests are."""
     used = set()
-    for options in ((), ("-DKAHAN_OPT_VMATH",), ("-DKOPT_SOFT64_=1",)):
+    for options in ((), ("-DKAHAN_OPT_VMATH",)):
         command = ["gcc", "-E", "-std=c99", "-DKAHAN_OPT_IMPLEMENTATION", '-DKAHAN_OPT_SELF="kahan_opt.h"', *options,
                    "-x", "c", path]
         number = 0
@@ -328,7 +324,7 @@ def candidates(source, text, used):
             if kind == "statement":
                 yield room, name, a, b, "(void)0", "drop"
             elif not NO_CHANGE.search(slot):
-                if kind == "check" and not CONSTANT.search(slot):
+                if kind == "check":
                     yield room, name, a, b, "0", "drop"
                 for x, y, new in changes(slot, kind[5:] if kind.startswith("loop") else ""):
                     yield room, name, a, b, slot[:x] + new + slot[y:], "`%s` to `%s`" % (near(text, a + x, a + y), new)

@@ -14,10 +14,7 @@
        up | down | zero             as if the program had changed the rounding direction
        ftz                          the same as zero, and subnormals are flushed to zero on input and output
        isas                         prints the names of the usable ISAs and does nothing else
-   Exit status 77: this machine or this build has no such thing.
-
-   Where `double` has 32 bits (AVR), the line of the group `scalars` is `scalars skipped`: a learning rate of 0.001 is
-   another number there. `all` covers every line but `scalars`, so it is the same everywhere. */
+   Exit status 77: this machine or this build has no such thing. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -954,11 +951,6 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
     static const double seven_10ths = 7 / (double)10, nine_10ths = 9 / (double)10, nineteen_20ths = 19 / (double)20;
     static const double one_but_1e3th = 999 / (double)1000;
     const uint32_t before = all;
-    if (sizeof(double) != 8) {
-        say("scalars skipped");
-        end_line();
-        return;
-    }
     begin_group("scalars", "");
     w.opt = kopt_sgd(tenth, nine_10ths);
     w.opt.weight_decay = ten_thousandth;

@@ -3,14 +3,14 @@
        cc YOUR-FLAGS -o selftest tests/selftest.c && ./selftest
 
    Says in words what is off; exit status 0: nothing. C or C++; needs kahan_opt.h and tests/probe.c where they are. Give
-   it the KAHAN_OPT_ macros of your program, too: what they leave out is not asked for.
+   it the KAHAN_OPT_ macros of your program, too.
        -DSELFTEST_LINK       the implementation is in another file, say your program's: link its object. So files that
                              lay structs out differently are found
        -DSELFTEST_REFERENCE  for tests/selftest.sh: prints what `cases` must be, by tests/reference.h */
 #ifdef SELFTEST_LINK
 #define KOPT_IMPLEMENTED_ /* and so left out here */
 #elif !defined(KAHAN_OPT_STATIC) && !defined(KAHAN_OPT_API)
-#define KAHAN_OPT_STATIC /* with the constructors of rules that a small build leaves out, too */
+#define KAHAN_OPT_STATIC
 #endif
 #define PROBE_NO_MAIN
 #include "probe.c"
@@ -21,12 +21,6 @@
 
 #ifdef SELFTEST_REFERENCE
 #include "reference.h"
-#endif
-
-#ifdef KAHAN_OPT_ONLY
-#define ONLY ((uint32_t)(KAHAN_OPT_ONLY))
-#else
-#define ONLY KOPT_WITH_ALL
 #endif
 
 /* The hashes of tests/golden.txt, in their order; tests/selftest.sh compares. */
@@ -66,8 +60,6 @@ static void fail(const char *what) {
     printf("FAILED: %s\n", what);
     failures++;
 }
-
-static int has(uint32_t bits) { return (bits & ~ONLY) == 0; }
 
 static uint32_t word_of(float x) { return get((const byte *)&x, 4, 0); }
 
@@ -127,7 +119,7 @@ static void differs(const char *group, uint32_t got, uint32_t want) {
            flush ? " and flushes" : "");
 }
 
-/* A line of the probe: "GROUP HASH\n", or "scalars skipped\n". */
+/* A line of the probe: "GROUP HASH\n". */
 static void compare(const char *text) {
     static char group[48];
     uint32_t got = 0;
@@ -143,30 +135,8 @@ static void compare(const char *text) {
     if (got != golden[place_in_golden]) differs(group, got, golden[place_in_golden]);
 }
 
-static const uint32_t all_formats = KOPT_WITH_F32 | KOPT_WITH_BF16 | KOPT_WITH_FP16 | KOPT_WITH_Q8;
-static const uint32_t both_states = KOPT_WITH_NEAREST_STATE | KOPT_WITH_STOCHASTIC_STATE;
-
-static uint32_t need_of_rule(const kopt_optimizer *o) {
-    static const uint32_t bits[] = {KOPT_WITH_SGD,   KOPT_WITH_ADAM,   KOPT_WITH_LION, KOPT_WITH_ADAN,
-                                    KOPT_WITH_RADAM, KOPT_WITH_RANGER, KOPT_WITH_EMA};
-    static const uint32_t decays[] = {KOPT_WITH_L2, KOPT_WITH_DECOUPLED, KOPT_WITH_FULLY_DECOUPLED};
-    return bits[o->rule] | (o->weight_decay > 0 ? decays[o->decay_mode] : 0) |
-           (o->rule == KOPT_SGD && o->momentum > 0 ? KOPT_WITH_MOMENTUM : 0) |
-           (o->amsgrad || o->stable ? KOPT_WITH_EXTRAS : 0);
-}
-
-static uint32_t need_of_store(const store_row *s) {
-    static const uint32_t bits[] = {KOPT_WITH_NEAREST, KOPT_WITH_STOCHASTIC, KOPT_WITH_KAHAN, KOPT_WITH_COMPACT,
-                                    KOPT_WITH_EXACT};
-    if (s->format == KOPT_F32) return 0;
-    if (s->rounding != KOPT_KAHAN && s->rounding != KOPT_COMPACT) return bits[s->rounding];
-    return bits[s->rounding] | (s->compensation == KOPT_NEAREST ? KOPT_WITH_NEAREST_STATE : KOPT_WITH_STOCHASTIC_STATE);
-}
-
-/* Every group that this build has whole, with the instruction set that is forced. The steps of a build without a format
-   have no group of their own: see `cases`. */
+/* Every group, with the instruction set that is forced. */
 static void compare_groups(void) {
-    const uint32_t everything = KOPT_WITH_ALL & ~(uint32_t)KOPT_WITH_CHECKS;
     int r, s;
     put_line = compare;
     disturb(1);
@@ -178,35 +148,24 @@ static void compare_groups(void) {
     place_in_golden = 5, probe_random();
     place_in_golden = 6, probe_kahan_add();
     for (r = 0; r < COUNT(rules); r++) {
-        uint32_t need = KOPT_WITH_EXTRAS | both_states | all_formats, roundings = 0;
-        set_optimizer(&rules[r], &stores[0], &moments[0]);
-        need |= need_of_rule(&w.opt);
         for (s = 0; s < COUNT(stores); s++) {
             place_in_golden = 7 + r * COUNT(stores) + s;
-            if (has(need | need_of_store(&stores[s]))) probe_steps(r, s);
-            roundings |= need_of_store(&stores[s]);
+            probe_steps(r, s);
         }
         place_in_golden = 7 + COUNT(rules) * COUNT(stores) + r;
-        if (has(need | roundings)) probe_long(r);
+        probe_long(r);
     }
     place_in_golden = 7 + COUNT(rules) * (COUNT(stores) + 1);
     probe_norm();
-    place_in_golden++;
-    if (has(everything)) probe_state();
-    place_in_golden++;
-    if (has(everything)) probe_exact_scalars();
-    for (r = 0; r < 4; r++) {
-        place_in_golden++;
-        if (has(everything)) probe_compress(r);
-    }
-    place_in_golden++;
-    if (has(everything)) probe_reduce();
-    place_in_golden++;
-    if (has(everything)) probe_scalars();
+    place_in_golden++, probe_state();
+    place_in_golden++, probe_exact_scalars();
+    for (r = 0; r < 4; r++) place_in_golden++, probe_compress(r);
+    place_in_golden++, probe_reduce();
+    place_in_golden++, probe_scalars();
     disturb(0);
 }
 
-/* ---- Steps one by one, for builds that leave something out ------------------------------------------------------- */
+/* ---- Steps one by one, which say more precisely what is wrong ---------------------------------------------------- */
 
 enum { FEW = 37 };
 
@@ -232,22 +191,13 @@ static void hash_block(const kopt_optimizer *o) {
 }
 
 /* The hash of three steps by a rule (the one behind the last: SGD with decoupled decay), a store, moments and a format
-   of gradients. 0: not in this build; 1: refused. */
+   of gradients. 1: refused. */
 static uint32_t step_case(int rule, int store, int moment, kopt_format grad_format) {
-    static const uint32_t format_bits[] = {KOPT_WITH_F32, KOPT_WITH_BF16, KOPT_WITH_FP16, KOPT_WITH_Q8};
     const store_row *const s = &stores[store];
-    const moment_row *const m = &moments[moment];
-    int i, good = 1, has_moments;
-    uint32_t need;
+    int i, good = 1;
     begin_group("selftest", "");
-    set_optimizer(&rules[rule == COUNT(rules) ? 0 : rule], s, m);
+    set_optimizer(&rules[rule == COUNT(rules) ? 0 : rule], s, &moments[moment]);
     if (rule == COUNT(rules)) w.opt.decay_mode = KOPT_DECOUPLED;
-    need = need_of_rule(&w.opt) | need_of_store(s) | format_bits[s->format] | format_bits[grad_format];
-    has_moments = w.opt.rule != KOPT_EMA && !(w.opt.rule == KOPT_SGD && w.opt.momentum <= 0);
-    if (has_moments) need |= format_bits[m->format];
-    if (has_moments && m->format != KOPT_F32)
-        need |= m->rounding == KOPT_NEAREST ? KOPT_WITH_NEAREST_STATE : KOPT_WITH_STOCHASTIC_STATE;
-    if (!has(need)) return 0;
     w.opt.seed = 42;
     w.tiny = w.huge = 0;
     place(grad_format, FEW, 1);
@@ -305,8 +255,8 @@ static void one_case(int rule, int store, int moment, kopt_format grad_format) {
 #ifdef SELFTEST_REFERENCE
     printf("0x%08lxu,\n", (unsigned long)got);
 #endif
-    if (got != 0) compared++;
-    if (got != 0 && got != cases[next_case]) {
+    compared++;
+    if (got != cases[next_case]) {
         char group[96];
         const char *const name = rules[rule == COUNT(rules) ? 0 : rule].name;
         snprintf(group, sizeof group, "%s, weights %s, moments %s, gradients %s", name, stores[store].name,
@@ -378,22 +328,19 @@ static void check_layout(void) {
 
     /* A step that begins twice, over two patterns: what it has written differs from one of them. */
     set_optimizer(&rules[4], &stores[3], &moments[1]);
-    if (has(KOPT_BARE | KOPT_WITH_CHECKS)) {
-        memset(&drawn[0], 0x00, sizeof drawn[0]), memset(&drawn[1], 0xFF, sizeof drawn[1]);
-        for (k = 0; k < 2 && result == KOPT_OK; k++) {
-            w.opt.step = 0x01020304u, w.opt.seed = wide(0x05060708u, 0x090A0B0Cu);
-            result = kopt_step_begin(&w.opt, &drawn[k].step);
-        }
-        for (k = 0; k < ROOM; k++)
-            if (drawn[0].bytes[k] != 0x00 || drawn[1].bytes[k] != 0xFF) end = k + 1;
-        if (result != KOPT_OK || w.opt.step != 0x01020305u || drawn[0].step.step != 0x01020305u ||
-            drawn[0].step.seed != w.opt.seed || drawn[0].step.rule != KOPT_ADAM || drawn[0].step.moment_count != 2 ||
-            end > (int)sizeof(kopt_step)) {
-            laid_out_otherwise("kopt_optimizer or kopt_step", result);
-            return;
-        }
+    memset(&drawn[0], 0x00, sizeof drawn[0]), memset(&drawn[1], 0xFF, sizeof drawn[1]);
+    for (k = 0; k < 2 && result == KOPT_OK; k++) {
+        w.opt.step = 0x01020304u, w.opt.seed = wide(0x05060708u, 0x090A0B0Cu);
+        result = kopt_step_begin(&w.opt, &drawn[k].step);
     }
-    if (!has(KOPT_WITH_ALL)) return;
+    for (k = 0; k < ROOM; k++)
+        if (drawn[0].bytes[k] != 0x00 || drawn[1].bytes[k] != 0xFF) end = k + 1;
+    if (result != KOPT_OK || w.opt.step != 0x01020305u || drawn[0].step.step != 0x01020305u ||
+        drawn[0].step.seed != w.opt.seed || drawn[0].step.rule != KOPT_ADAM || drawn[0].step.moment_count != 2 ||
+        end > (int)sizeof(kopt_step)) {
+        laid_out_otherwise("kopt_optimizer or kopt_step", result);
+        return;
+    }
     /* The header of a state block is written from both structs. */
     place(KOPT_BF16, FEW, 0);
     t = w.t;
@@ -473,13 +420,10 @@ int main(void) {
         for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
             if (kopt_isa_usable((kopt_isa)isa)) printf(" %s", kopt_isa_name((kopt_isa)isa));
         printf("\nfloating-point environment at the start: %s\n", name_of(before));
-        if (before != 0 && has(KOPT_WITH_CHECKS))
+        if (before != 0)
             puts("note: it is not the default: the program is linked with -Ofast, -ffast-math or "
                  "-funsafe-math-optimizations\n      (crtfastmath.o). The library does not mind; one-element updates "
                  "and your own code run in it.");
-        if (before != 0 && !has(KOPT_WITH_CHECKS))
-            fail("without KOPT_WITH_CHECKS that must be the default; -Ofast and -ffast-math change it when they link a "
-                 "program: link without them");
         for (isa = 0; isa < KOPT_ISA_COUNT; isa++) {
             if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
             isa_name = kopt_isa_name((kopt_isa)isa);
@@ -500,7 +444,7 @@ int main(void) {
             if (environment() != before) fail("a call has changed the caller's floating-point environment"), disturb(0);
         }
         /* Other environments of the caller: the best instruction set and the scalar one. */
-        for (e = DOWN; can_disturb && has(KOPT_WITH_CHECKS) && e <= ZERO + 1; e++)
+        for (e = DOWN; can_disturb && e <= ZERO + 1; e++)
             for (isa = 0; isa < 2; isa++) {
                 int disturbed;
                 if (kopt_isa_force(isa == 0 ? best : KOPT_ISA_SCALAR) != KOPT_OK) continue;

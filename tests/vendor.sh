@@ -35,10 +35,6 @@ printf "#define KAHAN_OPT_STATIC\n$implement" >$out/static.c
 printf "#define KAHAN_OPT_NO_SIMD\n$implement" >$out/no_simd.c
 printf '#include "kahan_opt.h"\n' >$out/declare.c
 printf "#define KAHAN_OPT_VMATH\n$implement" >$out/vmath.c
-{
-    printf '#define KAHAN_OPT_ONLY (KOPT_WITH_F32 | KOPT_WITH_BF16 | KOPT_WITH_KAHAN | KOPT_WITH_STOCHASTIC_STATE | '
-    printf "KOPT_WITH_DECOUPLED | KOPT_WITH_ADAM | KOPT_WITH_EXTRAS | KOPT_WITH_CHECKS)\n$implement"
-} >$out/adamw.c
 # Included twice before the implementation, and twice after it, with its macro still defined.
 printf "#include \"kahan_opt.h\"\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n$implement" \
     >$out/often.c
@@ -71,10 +67,6 @@ if section warnings; then
         languages gcc '-Wall -Wextra -Werror' 'c89' 'plain'
         check "gcc -O3: no warning that needs the optimizer" gcc -std=c99 $gcc_c -O3 -I. \
             -c $out/plain.c -o $out/gcc_O3.o
-        for flag in -O2 -Os; do
-            check "gcc $flag: ... nor in a small build" gcc -std=c99 -Wall -Wextra -Werror $flag -I. \
-                -c $out/adamw.c -o $out/adamw.o
-        done
     else missing "no gcc: warnings in C"; fi
     if have g++; then
         languages 'g++ -x c++' "$gcc_cpp -Wno-long-long" 'c++98' 'plain vmath'
@@ -89,9 +81,6 @@ if section warnings; then
         languages "$c -x c++" "$everything" 'c++98' 'plain vmath'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++11 c++17' 'plain'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++20' 'plain static no_simd often_static declare'
-        check "$c: a machine without doubles" $c -std=c99 $everything -DKAHAN_OPT_NO_SIMD -DKOPT_SOFT64_=1 \
-            -I. -fsyntax-only \
-            $out/plain.c
         check "$c -O2" $c -std=c99 $everything -O2 -I. -c $out/plain.c -o $out/clang_O2.o
     done
     [ -n "$clangs" ] || missing "no clang: -Weverything"
@@ -324,12 +313,13 @@ if section targets; then
             # -Wno-...-quirks: the driver's own, avr has no C library here
             flags="--target=$target -ffreestanding -Wall -Wextra -Wpedantic -Wconversion -Werror"
             flags="$flags -Wno-avr-rtlib-linking-quirks"
-            work=-c
+            work=-c source=plain
+            [ $target != avr ] || source=declare # no double of 64 bits: inline functions only
             case $target in
             *86* | aarch64-* | arm64-*) work=-fsyntax-only ;; # other tests compile their code
             avr | m68k | bpf) work=-fsyntax-only ;;           # clang has no float in their registers, or none at all
             esac
-            check "$target" $clang $flags -O1 $work -I. $out/plain.c -o $out/target.o
+            check "$target" $clang $flags -O1 $work -I. $out/$source.c -o $out/target.o
             # from the compiler's own run-time library there is soft float, never atomics
             if [ $work = -c ] && have llvm-nm; then
                 llvm-nm -u $out/target.o >$out/log 2>&1
@@ -337,14 +327,15 @@ if section targets; then
                 report $? "$target: neither a library of atomics nor a libm"
             fi
         done
+        ! $clang --target=avr -ffreestanding -fsyntax-only -I. $out/plain.c >$out/log 2>&1 &&
+            grep -q 'needs a double of 64 bits' $out/log
+        report $? "avr: the implementation says that it needs a double of 64 bits"
         # Vectors that are part of the target, in each language: without a warning of clang (see everything).
-        for target in 'wasm32 -msimd128' 'powerpc64le-none-elf -mcpu=power8'; do
-            languages "$clang --target=$target -ffreestanding" "$everything" 'c99' 'plain vmath'
-            languages "$clang --target=$target -ffreestanding -x c++" "$everything -Wno-c++98-compat" \
-                'c++98 c++17' 'plain'
-            check "$target: its code" $clang --target=$target -ffreestanding $everything -std=c99 -O1 -I. \
-                -c $out/plain.c -o $out/target.o
-        done
+        target='wasm32 -msimd128'
+        languages "$clang --target=$target -ffreestanding" "$everything" 'c99' 'plain vmath'
+        languages "$clang --target=$target -ffreestanding -x c++" "$everything -Wno-c++98-compat" 'c++98 c++17' 'plain'
+        check "$target: its code" $clang --target=$target -ffreestanding $everything -std=c99 -O1 -I. \
+            -c $out/plain.c -o $out/target.o
         # On a console the intrinsics are in other files than on a PC.
         check "code for a console" ${clangs%% *} --target=x86_64-scei-ps4 -ffreestanding -Wall -Wextra -Werror -I. \
             -c $out/plain.c -o $out/target.o
@@ -471,7 +462,7 @@ TEXT
     }
     for compiler in 'gcc -O1' 'gcc -O1 -flto' 'g++ -O1 -x c++' 'g++ -O1 -flto -x c++' 'clang -O1'; do
         have ${compiler%% *} || { missing "no ${compiler%% *}"; continue; }
-        for flags in -DKAHAN_OPT_VMATH: :-DKAHAN_OPT_VMATH :-DKAHAN_OPT_ONLY=0xFFFFFFF7u -DKAHAN_OPT_SLEEF: \
+        for flags in -DKAHAN_OPT_VMATH: :-DKAHAN_OPT_VMATH -DKAHAN_OPT_SLEEF: \
             '-DKAHAN_OPT_API=__attribute__((visibility("default"))):'; do
             pair "${flags%%:*}" "${flags#*:}" $compiler
             report $? "$compiler: the program with '${flags%%:*}', the library with '${flags#*:}': one layout"
@@ -480,8 +471,6 @@ TEXT
         report $? "$compiler: functions of KAHAN_OPT_VMATH from a library without it do not link"
         pair -DKAHAN_OPT_STATIC '' $compiler || grep -q 'undefined reference.*kopt_sgd' $out/log
         report $? "$compiler: KAHAN_OPT_STATIC without an implementation in its file is right or does not link"
-        ! pair '' '-DKAHAN_OPT_ONLY=KOPT_BARE&~KOPT_WITH_SGD' $compiler && grep -q 'kopt_sgd' $out/log
-        report $? "$compiler: a rule that a library without checks leaves out does not link"
     done
 fi
 
@@ -657,8 +646,6 @@ if section leaks; then
 #define verify(x) poison poison
 #define require(x) poison poison
 #define TEXT(x) L##x
-#define vector __vector /* altivec.h */
-#define pixel __pixel
 #define step(a, b) poison poison /* functions of shaders and of everybody */
 #define mix(a, b, c) poison poison
 #define sign(x) poison poison
