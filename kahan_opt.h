@@ -43,10 +43,10 @@
        WHAT IT DOES               WHAT IT DOES NOT        CONFIGURATION               CONTRACT
        BYTES PER PARAMETER        VERSION HISTORY
        FORMATS AND RESULTS        INSTRUCTION SETS        CONVERSIONS OF ONE VALUE    RANDOM BITS
-       ONE-ELEMENT UPDATES        OPTIMIZER               TENSOR AND STATE            STEP
-       CHECKPOINTS                NORM AND CLIPPING       LOSS SCALING                GRADIENT ACCUMULATION
-       GRADIENT COMPRESSION       REDUCTION               CONVERSIONS OF ARRAYS       VECTOR MATHEMATICS
-       RANDOM NUMBERS
+       ONE-ELEMENT UPDATES        INLINE STEPS            OPTIMIZER                   TENSOR AND STATE
+       STEP                       CHECKPOINTS             NORM AND CLIPPING           LOSS SCALING
+       GRADIENT ACCUMULATION      GRADIENT COMPRESSION    REDUCTION                   CONVERSIONS OF ARRAYS
+       VECTOR MATHEMATICS         RANDOM NUMBERS
        IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              CONTENTS OF THIS BUILD
        MEMORY                     FP32 ARITHMETIC         BINARY64 ARITHMETIC         EXACT NORM
        ONE PASS PER INSTRUCTION SET                       VOCABULARIES                KERNELS
@@ -101,7 +101,7 @@
                                     together with KAHAN_OPT_STATIC.
    KAHAN_OPT_NO_SIMD          impl  Compiles the scalar code only: 10-30x slower, a tenth of the code. To drop functions
                                     that you do not call, compile with -ffunction-sections and link with
-                                    -Wl,--gc-sections.
+                                    -Wl,--gc-sections. Where that is too much, see INLINE STEPS.
    KAHAN_OPT_VMATH            all   Adds vector mathematics, random numbers and the rules Adam-atan2 and smooth Lion:
                                     see their sections. Without it, their declarations are hidden; the layout of structs
                                     is the same. Costs 3 s of compile time and 100 KB of code.
@@ -704,10 +704,10 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
    kopt_adamw(lr) or kopt_sgd(lr, 0) with the same weight_decay, eps, seed and id, beta = 1 - gain, no other option, and
    a state block that began without fp32 weights. */
 typedef struct kopt_inline_optimizer {
-    float lr, weight_decay;  /* both may change between steps. SGD adds weight_decay * w to the gradient (KOPT_L2)    */
-    float gain1, gain2, eps; /* gain = 1 - beta: 0.1f for a beta of 0.9. SGD reads none of them                       */
-    uint64_t seed;           /* of the random bits                                                                    */
-    uint32_t step, id;       /* steps done so far; a number that no other tensor has                                  */
+    float lr, weight_decay;  /* both may change between steps. SGD adds weight_decay * w to the gradient (KOPT_L2) */
+    float gain1, gain2, eps; /* gain = 1 - beta: 0.1f for a beta of 0.9. SGD reads none of them */
+    uint64_t seed;           /* of the random bits */
+    uint32_t step, id;       /* steps done so far; a number that no other tensor has */
 } kopt_inline_optimizer;
 
 /* The other fields as in kopt_adamw(): beta 0.9 and 0.999, eps 1e-8, seed 0. weight_decay is 0.01 in kopt_adamw(), 0 in
@@ -758,8 +758,8 @@ static KOPT_UNUSED_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16
                                            const kopt_bf16 *grad, size_t n) {
     kopt_bf16 *c = state, *m = state + n, *v = state + 2 * n;
     const uint32_t t = ++opt->step;
-    const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t)     */
-    const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t)  */
+    const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
+    const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
     const float decay = kopt_mul_(opt->lr, opt->weight_decay);
     const float beta1 = kopt_sub_(1, opt->gain1), beta2 = kopt_sub_(1, opt->gain2);
     uint32_t words[4], r;
