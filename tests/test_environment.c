@@ -298,9 +298,6 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
         record_result(kopt_step_list_range(&s, &t, 1, 100, kopt_list_size(&t, 1)));
         t.stable_scale = 0;
         record(weight, N * width(o.weight_format)), record(copy, N * width(t.copy_format)), record(state, size);
-        record_result(kopt_state_seal(&o, &t));
-        record(state, size);
-        record_result(kopt_state_open(&o, &t));
         record_checkpoint(&o, &t);
         for (k = KOPT_WEIGHT; k <= KOPT_FOURTH_MOMENT; ++k) {
             const kopt_result result = kopt_state_read(&o, &t, (kopt_slot)k, out);
@@ -308,9 +305,6 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
             record(out, sizeof source[0]);
             record_result(kopt_state_write(&o, &t, (kopt_slot)k, k == KOPT_WEIGHT ? small[1] : small[0]));
             record(weight, N * width(o.weight_format)), record(state, size);
-            if (k == KOPT_WEIGHT) continue;
-            record_result(kopt_state_write_codes(&o, &t, (kopt_slot)k, (const unsigned char *)small[1], small[0]));
-            record(state, size);
         }
     }
 }

@@ -477,7 +477,7 @@ static void check_largest_code(void) {
    other sign, nor 256. */
 static void check_largest_signed_code(void) {
     static float w[256], g[256];
-    static unsigned char state[64 + 256 + 8];
+    static unsigned char state[64 + 256 + 16];
     int isa, bad = 0;
     size_t i;
     uint64_t e = 0;
@@ -499,7 +499,7 @@ static void check_largest_signed_code(void) {
 static void check_least_scale(void) {
     static const uint32_t least[] = {0x00f00001, 0x00f00000};
     static float g[256], w[256];
-    static unsigned char state[64 + 256 + 8];
+    static unsigned char state[64 + 256 + 16];
     int isa, k, bad = 0;
     size_t i;
     FOR_EACH_ISA(isa)
