@@ -150,8 +150,6 @@ static void run_list(void) { result = kopt_optimizer_step(&opt, &t, 1); }
 static void run_init(void) { result = kopt_state_init(&opt, &t, (const float *)(const void *)float_room); }
 static void run_read(void) { result = kopt_state_read(&opt, &t, stream, (float *)(void *)float_room); }
 static void run_write(void) { result = kopt_state_write(&opt, &t, stream, (const float *)(const void *)float_room); }
-static void run_seal(void) { result = kopt_state_seal(&opt, &t); }
-static void run_open(void) { result = kopt_state_open(&opt, &t); }
 static void run_save(void) { result = kopt_save(&opt, &t, 1, image, sizeof image); }
 static void run_load(void) { result = kopt_load(&opt, &t, 1, image, sizeof image); }
 
@@ -180,8 +178,6 @@ static void run_all(int class, const char *options, int states) {
             if (opt.moment_format != KOPT_FP16 || stream == KOPT_WEIGHT) fill(float_room, KOPT_F32, t.n, 0);
             take(class, "kopt_state_write", run_write, options);
         }
-        take(class, "kopt_state_seal", run_seal, options);
-        take(class, "kopt_state_open", run_open, options);
 #ifndef KAHAN_OPT_NO_SIMD
         if (kopt_isa_current() != KOPT_ISA_SCALAR) /* in a build with vectors their buffers are larger */
 #endif

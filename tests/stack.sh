@@ -1,14 +1,14 @@
 # Measures how much stack the public functions use, with tests/stack.c, for each compiler and its flags; `quick`: for a
-# few. Prints TAP and, as comments, the largest values of each build.
+# few. Prints TAP and, as comments, the largest values of each build. WebAssembly's stack is in bench/wasm.sh: it has no
+# stack of its own that a C program sees.
 out=build/tests/stack
 mkdir -p $out
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
 warnings="$warnings -Wmissing-prototypes -Werror"
 . tests/tap.sh
-emulator=
 try() { # try COMPILER FLAGS...
     "$@" -std=c99 $warnings -I. -o $out/stack tests/stack.c >$out/log 2>&1 &&
-        $emulator $out/stack >$out/log 2>&1
+        $out/stack >$out/log 2>&1
     report $? "$*"
     sed -n 's/^[a-z ]*ok [0-9]* - \([a-z0-9]*, .*\): \([0-9]*\) bytes, .*/\2 \1/p' $out/log | sed "s/^/#     /"
 }
@@ -25,13 +25,5 @@ for tool in gcc clang; do
         try $tool $level -DKAHAN_OPT_VMATH
     done
 done
-# simd128 on another machine. WebAssembly's stack is in bench/wasm.sh: it has no stack of its own that a C program sees.
-if command -v powerpc64le-linux-gnu-gcc >/dev/null && command -v qemu-ppc64le >/dev/null; then
-    emulator=qemu-ppc64le
-    try powerpc64le-linux-gnu-gcc -O2 -static
-    try powerpc64le-linux-gnu-gcc -O2 -static -DKAHAN_OPT_VMATH
-else
-    missing "no powerpc64le-linux-gnu-gcc or qemu-ppc64le"
-fi
 echo "1..$count"
 [ $failed = 0 ]
