@@ -62,24 +62,23 @@ static int reserve(void) {
 
 /* ---- what is stated --------------------------------------------------------------------------------------------- */
 
-/* Classes of calls: all but the others; steps with 1 to 4 moments in 8 bit; what only KAHAN_OPT_VMATH has. */
-enum { PLAIN, CODED = PLAIN, VECTOR_MATH = 5, CLASSES };
-static const char *const class_name[CLASSES] = {"all else",           "1 moment in 8 bit",  "2 moments in 8 bit",
-                                                "3 moments in 8 bit", "4 moments in 8 bit", "vector mathematics"};
+/* Classes of calls: all but the others; steps with moments in 8 bits; what only KAHAN_OPT_VMATH has. */
+enum { PLAIN, CODED, VECTOR_MATH, CLASSES };
+static const char *const class_name[CLASSES] = {"all else", "moments in 8 bits", "vector mathematics"};
 
 /* Without vectors in the build; with them, of the scalar kernels, which no machine takes by itself, and of others. */
 static size_t limit_of(kopt_isa isa, int class) {
 #ifdef KAHAN_OPT_NO_SIMD
-    const size_t plain = 2048, vector_math = 8192;
+    const size_t plain = 2048;
 #else
-    const size_t plain = isa == KOPT_ISA_SCALAR ? 3072 : 12288, vector_math = isa == KOPT_ISA_SCALAR ? 8192 : 22528;
+    const size_t plain = isa == KOPT_ISA_SCALAR ? 3072 : 12288;
 #endif
 #if defined(__clang__) && !defined(__OPTIMIZE__)
     if (isa != KOPT_ISA_SCALAR) return class == VECTOR_MATH ? 49152 : 32768;
-    return 4096 + 1024 * (size_t)(class == VECTOR_MATH ? 5 : class);
+    return class == PLAIN ? 4096 : 9216;
 #endif
     (void)isa;
-    return class == VECTOR_MATH ? vector_math : plain + 1024 * (size_t)class;
+    return class == PLAIN ? plain : plain + 4096;
 }
 
 static size_t most[CLASSES], whole_calls;
@@ -222,7 +221,7 @@ static void formats(int rule, const char *name) {
                         opt.rounding = (kopt_rounding)rounding;
                         opt.moment_format = (kopt_format)moment;
                         opt.moment_rounding = opt.compensation_rounding = (kopt_rounding)way;
-                        class = moment == KOPT_Q8 ? CODED + moments_of(opt) : PLAIN;
+                        class = moment == KOPT_Q8 && moments_of(opt) ? CODED : PLAIN;
                         if (rule > KOPT_EMA) class = VECTOR_MATH;
                         for (k = 0; k < 4; ++k) { /* first as the fast kernels want it, then not */
                             t.n = lengths[k];
