@@ -7485,7 +7485,8 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
 /* Do the options in a header exist? */
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
     return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_EXACT &&
-           h[8] <= kopt_format_byte_(KOPT_Q8) && (h[9] & 7u) <= 4u && (h[9] >> 4 & 3u) <= KOPT_FULLY_DECOUPLED;
+           (h[8] <= KOPT_FP16 || h[8] == kopt_format_byte_(KOPT_Q8)) && (h[9] & 7u) <= 4u &&
+           (h[9] >> 4 & 3u) <= KOPT_FULLY_DECOUPLED;
 }
 
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {

@@ -50,7 +50,7 @@ cells() {
     cell wine windows 'isas' x86_64-w64-mingw32-gcc -Ofast -march=native
 
     # Dispatch: one program with all paths, on old and new processors. None may crash.
-    cell qemu-x86_64 x86-64 'qemu64=sse2 Nehalem=sse2 Haswell=avx2 max=avx2' gcc -O2 -static
+    cell qemu-x86_64 x86-64 'qemu64=sse2 core2duo=sse2 Nehalem=sse2 Haswell=avx2 max=avx2' gcc -O2 -static
     cell qemu-x86_64 x86-64 'Haswell=avx2' gcc -O2 -static -march=haswell
     cell qemu-i386 i386 'pentium2=scalar pentium3=scalar coreduo=sse2 Haswell=avx2' gcc -m32 -O2 -static -mno-sse
     cell qemu-aarch64 aarch64 'cortex-a53=neon cortex-a72=neon max=neon' aarch64-linux-gnu-gcc -O2 -static

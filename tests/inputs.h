@@ -117,18 +117,6 @@ static inline uint64_t fnv_bytes(uint64_t hash, const void *bytes, size_t size) 
     return hash;
 }
 
-/* The checksum of a sealed block: CRC-32, with its own four bytes as zeros. */
-static inline uint32_t block_checksum(const unsigned char *block, size_t size) {
-    uint32_t crc = 0xffffffffu;
-    size_t i;
-    int k;
-    for (i = 0; i < size; ++i) {
-        crc ^= i / 4 == 11 ? 0 : block[i];
-        for (k = 0; k < 8; ++k) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
-    }
-    return ~crc;
-}
-
 /* ---- Instruction sets -------------------------------------------------------------------------------------------- */
 
 /* The first usable one from `isa` on, which is then in force; after the last: KOPT_ISA_COUNT, the automatic choice. */
@@ -146,44 +134,6 @@ static inline int usable_isas(kopt_isa isas[KOPT_ISA_COUNT]) {
     for (isa = 0; isa < (int)KOPT_ISA_COUNT; ++isa)
         if (kopt_isa_usable((kopt_isa)isa)) isas[count++] = (kopt_isa)isa;
     return count;
-}
-
-/* ---- Vector mathematics: entries of a kopt_vmath from functions of one number or two ----------------------------- */
-
-#define ARRAYS_BY(name, function)                            \
-    static void name(float *out, const float *x, size_t n) { \
-        size_t i;                                            \
-        for (i = 0; i < n; ++i) out[i] = function(x[i]);     \
-    }
-
-#define PAIRS_BY(name, function)                                             \
-    static void name(float *out, const float *y, const float *x, size_t n) { \
-        size_t i;                                                            \
-        for (i = 0; i < n; ++i) out[i] = function(y[i], x[i]);               \
-    }
-
-#ifdef KAHAN_OPT_VMATH
-static inline float builtin_tanh(float x) {
-    kopt_vmath_tanh(kopt_vmath_builtin(), &x, &x, 1);
-    return x;
-}
-#endif
-
-/* ---- State blocks ------------------------------------------------------------------------------------------------ */
-
-/* How many of `size` copies of a sealed block, each with one wrong bit in another byte, t's block can be opened as; the
-   sealed block is in its place then. */
-static inline int opened_when_damaged(const unsigned char *sealed, size_t size, kopt_optimizer *opt, kopt_tensor *t) {
-    unsigned char *block = (unsigned char *)t->state;
-    int opened = 0;
-    size_t i;
-    for (i = 0; i < size; ++i) {
-        memcpy(block, sealed, size);
-        block[i] ^= 2;
-        opened += kopt_state_open(opt, t) == KOPT_OK;
-    }
-    memcpy(block, sealed, size);
-    return opened;
 }
 
 #endif

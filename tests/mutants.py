@@ -16,11 +16,11 @@ EACH_ROOM = 7  # mutants by rule; some more in rooms of many functions
 # which is 1 in the mutant and else 0, it is the new text for both.
 BY_HAND = [
     ("K_(encode_q8)", "as_u32_(min_(as_f32_(place), as_f32_(isplat_(65536))))", "isplat_(0)"),
-    ("K_(encode_pair)", "min16_(places, isplat_(0x00010001u))", "isplat_(0)"),
+    ("K_(encode_pair)", "K_(min16)(places, isplat_(0x00010001u))", "isplat_(0)"),
     ("K_(place_q8)", "isplat_(8 - 0x39000000u)", "isplat_(0u - 0x39000000u)"),
-    ("K_(decode_pair)", "flush16_(min16_(low, high), minus_codes)", "min16_(low, high)"),
+    ("K_(decode_pair)", "flush16_(K_(min16)(low, high), minus_codes)", "K_(min16)(low, high)"),
     ("kopt_scale_q8_", "square || largest >= 0x7F800000u", "square"),
-    ("kopt_check_header_", "sealed && h[8] == 3", "h[8] == 3"),
+    ("kopt_header_options_valid_", "h[8] == kopt_format_byte_(KOPT_Q8)", "h[8] <= kopt_format_byte_(KOPT_Q8)"),
     ("kopt_compute_scalars_", "opt->moment_format == KOPT_Q8 && s->step > 1", "opt->moment_format == KOPT_Q8"),
     ("kopt_scale_", "bounded < 0x00800000u", "bounded <= 0x00800000u"),
     ("kopt_norm_root_", "pair >= 0 && remainder == 0", "0"),
@@ -31,21 +31,16 @@ BY_HAND = [
      "kopt_greater_(kopt_add_((float)random16, 0.5f), kopt_mul_(y, 32768.0f))"),
     ("K_(vmath_log)", "horner_(z, 0.666666627f", "horner_(z, @ ? 0.666666687f : 0.666666627f"),
     ("K_(vmath_log)", "horner_(z, 0.400008112f", "horner_(z, @ ? 0.400008142f : 0.400008112f"),
-    ("K_(map_result16)", "9.5367431640625e-07f", "2.384185791015625e-07f"),
-    ("K_(map_result16)", "4.76837158203125e-07f", "1.1920928955078125e-07f"),
     ("K_(convert_general)", "and_(r, isplat_(0xFFFFu))", "and_(r, isplat_(0xFFFEu))"),
     ("K_(round_stochastic)", "iadd_(u, r)", "iadd_(u, and_(r, isplat_(0xFFFEu)))"),
     # what vectors leave to one lane
-    ("K_(direction_pair)", "any_true_(unordered_(x->a, x->b))", "0"),
-    ("K_(direction_pair)", "any_true_(unordered_(y->a, y->b))", "0"),
+    ("K_(direction_pair)", "any_true_(K_(unordered)(x->a, x->b))", "0"),
     ("K_(direction_pair)", "kind.grad != kind.weight", "0"),
     ("K_(step_element)", "as_u32_(K_(canonical_nan)(x))", "as_u32_(x)"),
-    ("K_(step_element)", "as_u32_(K_(canonical_nan)(y))", "as_u32_(y)"),
-    ("K_(rule_function)", "K_(canonical_nan)(K_(load_f32)(x + i))", "K_(load_f32)(x + i)"),
-    ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), c->bf16_limit)", "0"),
+    ("K_(commit_pair)", "K_(any_gt16)(and_(stored, c->magnitude), c->bf16_limit)", "0"),
     ("K_(commit_pair)", "any_true_(igt_(largest, isplat_(0x7F7EFFFFu)))", "0"),
-    ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu))", "0"),
-    ("K_(store_moment_pair)", "any_gt16_(largest16, c->bf16_limit)", "0"),
+    ("K_(commit_pair)", "K_(any_gt16)(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu))", "0"),
+    ("K_(store_moment_pair)", "K_(any_gt16)(largest16, c->bf16_limit)", "0"),
     ("K_(store_moment_pair)", "any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit))", "0"),
     ("K_(make_constants)", "isplat_hoisted_(0x7F7E7F7Eu)", "isplat_hoisted_(0x7F7F7F7Fu)"),
     ("K_(make_constants)", "isplat_hoisted_(0x477FDFFFu)", "isplat_hoisted_(0x477FEFFFu)"),
@@ -53,31 +48,29 @@ BY_HAND = [
     ("kopt_step_elements_scalar_", "pair != 0 ? q % 2 * (pair / 2) + q / 2 : q", "q"),
     ("kopt_tally_", "in_pair % 2 * (t->apart / 2) + in_pair / 2", "in_pair"),
     ("K_(update_tile)", "t->w + i + q", "t->w + i"),
-    ("kopt_commit_updates_", "t->is_loaded = 0", "(void)0"),
-    ("kopt_step_tile_", "t->is_loaded = 0", "(void)0"),
     ("K_(direction_pair)", "K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), layout & EVEN_ODD_)",
      "K_(load_f32_pair)(w_buffer)"),
     ("kopt_step_tail_", "a->written", "1"),
     ("K_(specialized)", "n != KOPT_RANDOM_GROUP_", "0"),
     ("K_(specialized)", "index % KOPT_RANDOM_SPAN_ == 0", "0"),
     ("kopt_step_tiles_", "whole_pairs < n ? whole_pairs + pair : n", "n"),
-    ("kopt_make_job_", "s->rule == KOPT_ADAM_ATAN2", "1"),
-    ("kopt_optimizer_from_header_", "!kopt_less_(0, made.momentum)", "0"),
-    ("kopt_optimizer_from_header_", "sgd && moments != 0 && !kopt_less_(0, made.momentum)",
-     "sgd && !kopt_less_(0, made.momentum)"),
-    ("kopt_header_valid_", "(h[4] == 1 && h[10] == 1)", "h[4] == 1"),
+    ("kopt_optimizer_from_header_", "!kopt_less64_(0, made.momentum)", "0"),
+    ("kopt_optimizer_from_header_", "sgd && moments != 0 && !kopt_less64_(0, made.momentum)",
+     "sgd && !kopt_less64_(0, made.momentum)"),
+    ("kopt_header_valid_", "h[10] <= 1", "1"),
     ("kopt_header_valid_", "h[4] == KOPT_BLOCK_VERSION_", "1"),
-    ("kopt_check_header_", "(h[9] & 7u) != (kopt_byte_)format->moment_count", "0"),
-    ("kopt_check_header_", "kopt_load_le64_(h + 16) != t->n", "kopt_load_le32_(h + 16) != (uint32_t)t->n"),
-    ("kopt_check_init_", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * weight_bytes)", "0"),
-    ("kopt_check_init_", "kopt_overlap_(weights, t->n * 4, t->state, layout->total)", "0"),
-    ("kopt_check_options_", "!kopt_from_0_to_(opt->lr, 1)", "0"),
-    ("kopt_check_options_", "opt->lookahead < 1", "0"),
+    ("kopt_check_block_", "h[10] != 0", "0"),
+    ("kopt_check_block_", "h[9] != (kopt_byte_)l->moment_count", "0"),
+    ("kopt_check_block_", "kopt_load_le64_(h + 16) != t->n", "kopt_load_le32_(h + 16) != (uint32_t)t->n"),
+    ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * l.weight_bytes)", "0"),
+    ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, state, l.total)", "0"),
+    ("", "opt->rule == KOPT_EMA ? 1 : largest", "largest"),
+    ("", "(opt->lookahead >= 1 && kopt_from_0_to_(opt->lookahead_rate, 1))", "kopt_from_0_to_(opt->lookahead_rate, 1)"),
     ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)*bits)) > exact", "0"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)", "opt->clip"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)",
      "kopt_clip_coefficient(norm, max_norm, opt->grad_scale)"),
-    ("kopt_scaler_begin_all", "kopt_zero_((kopt_byte_ *)&steps[i], sizeof steps[i])", "(void)0"),
+    ("kopt_scaler_begin_all", "memset(&steps[i], 0, sizeof steps[i])", "(void)0"),
     ("kopt_scaler_begin_all", "opts[i]->step = steps[i].step", "(void)0"),
     ("kopt_scaler_begin_all", "scaler->steps_ < opts[i]->step", "0"),
     ("kopt_check_steps_", "opts[i]->step >= scaler->steps_", "1"),
@@ -88,15 +81,14 @@ BY_HAND = [
     ("kopt_rate_scale_", "bits == 0 ? 0x3F800000u : bits", "bits"),
     ("kopt_may_follow_", "a->id < b->id", "a->id <= b->id"),
     ("kopt_may_follow_", "a->first_index + a->n <= b->first_index", "a->first_index + a->n <= b->first_index + 1"),
-    ("kopt_state_init", "kopt_refresh_copy_(opt, t)", "(void)0"),
-    ("kopt_state_write", "kopt_refresh_copy_(opt, t)", "(void)0"),
-    ("kopt_state_open", "kopt_refresh_copy_(opt, t)", "(void)0"),
-    ("kopt_state_open", "state[7] != rounding", "0"),
-    ("kopt_state_open", "state[9] != moments", "0"),
+    ("kopt_state_init", "kopt_refresh_(&l, t, 1)", "(void)0"),
+    ("kopt_state_write", "kopt_refresh_(&l, t, 1)", "(void)0"),
+    ("kopt_round_up16_", "(bytes + 15) & ~(size_t)15", "(bytes + 7) & ~(size_t)7"),
+    ("kopt_walk_checkpoint_", "kopt_round_up16_(size) - size", "(size_t)0"),
     ("kopt_restore_options_", "flags >> 1 & 1u", "flags & 1u"),
     ("kopt_walk_checkpoint_", "kopt_load_le32_(found) != s->checksum", "0"),
-    ("kopt_begin_load_", "kopt_copy_noinline_((kopt_byte_ *)t->state, no_name, sizeof no_name)", "(void)0"),
-    ("kopt_end_load_", "kopt_refresh_copy_(opt, t)", "(void)0"),
+    ("kopt_load_checked_", "memset(tensors[i].state, 0, 4)", "(void)0"),
+    ("kopt_load_checked_", "kopt_refresh_(&l, t, 0)", "(void)0"),
     ("kopt_load_checked_", "s.checksum != checksum", "0"),
     ("kopt_load", "result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result", "result"),
     ("kopt_check_checkpoint_", "sum + size < sum", "0"),
@@ -127,11 +119,12 @@ OWN_ROOMS = [
     (r"K_\((stable_ratio_of|measure)\)|kopt_(measure|stable|must_measure|given_stable)", "StableAdamW"),
 ]
 # No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
-NOT_HERE = re.compile(r"kopt_(copy_options|isa_\w*|sleef\w*|swap\w*|"
+NOT_HERE = re.compile(r"kopt_(copy_options|isa_\w*|swap\w*|"
                       r"version|make_optimizer|result_string|enter|leave|copy|prefetch\w*)_?$|"
                       r"K_\((step|convert|convert_array|nt_\w+)\)")
-NO_CHANGE = re.compile(r"PREFETCH_|DIVIDE64_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|"
-                       r"NT_THRESHOLD_|sfence|__builtin_ia32|K_\(make_philox_key\)\(0")
+NO_CHANGE = re.compile(r"PREFETCH_|DIVIDE64_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|KOPT_SINGLE_BIT_|"
+                       r"NT_THRESHOLD_|sfence|__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
+CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
 PAIRS = ("add sub", "and or", "min max", "interleave_low interleave_high", "mul div", "unpacklo unpackhi", "srli slli",
          "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
 OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
@@ -166,6 +159,8 @@ def changes(slot, loop):
     for m in RELATION.finditer(slot):
         op, left, right = m[1], " ".join(slot[:m.start()].split()), " ".join(slot[m.end():].split())
         choice = re.match(r"(.+?) \? (.+?) : ([^;,]+)", right)
+        if op in ("&&", "||") and CONSTANT.search(slot):
+            continue
         if op in "<>" and choice and (left.endswith(choice[2]) and choice[3].startswith(choice[1]) or
                                       left.endswith(choice[3].rstrip(")")) and choice[2] == choice[1]):
             continue  # a < b ? a : b: the same for a == b
@@ -251,7 +246,7 @@ def statement(text, begin, end):
         m = re.match(r"[^=]*?[^=<>!]=\s+(?!=)", body)
         if m:
             yield begin + m.end(), end, "value"
-    elif re.match(r"[\w>.()-]+\(", body) and not re.match(r"(?!K_)[A-Z_]+\(.*\)\s*$|KOPT_VMATH_CALL_", body, re.S):
+    elif re.match(r"[\w>.()-]+\(", body) and not re.match(r"(?!K_)[A-Z_]+\(.*\)\s*$", body, re.S):
         yield begin, end, "statement"
         yield begin, end, "value"
 
@@ -280,7 +275,7 @@ def functions(text):
 def used_lines(path):
     """Lines of the header that the preprocessor keeps in one of the builds that the tests are."""
     used = set()
-    for options in ((), ("-DKAHAN_OPT_VMATH",)):
+    for options in ((), ("-DKAHAN_OPT_VMATH",), ("-DKAHAN_OPT_NO_SIMD",)):
         command = ["gcc", "-E", "-std=c99", "-DKAHAN_OPT_IMPLEMENTATION", '-DKAHAN_OPT_SELF="kahan_opt.h"', *options,
                    "-x", "c", path]
         number = 0
@@ -324,7 +319,7 @@ def candidates(source, text, used):
             if kind == "statement":
                 yield room, name, a, b, "(void)0", "drop"
             elif not NO_CHANGE.search(slot):
-                if kind == "check":
+                if kind == "check" and not CONSTANT.search(slot):
                     yield room, name, a, b, "0", "drop"
                 for x, y, new in changes(slot, kind[5:] if kind.startswith("loop") else ""):
                     yield room, name, a, b, slot[:x] + new + slot[y:], "`%s` to `%s`" % (near(text, a + x, a + y), new)
@@ -347,6 +342,11 @@ def by_hand(source, text):
             sys.exit("mutants.py: BY_HAND: `%s` is %d times in %s, not once" % (old, len(found), name or "the header"))
         texts = (" ".join(part.split())[:90] for part in (old, new))
         yield "by hand: %s: `%s` to `%s`" % (name, *texts), ("", name, *found[0], new)
+    start = source.index("#define KOPT_CONDITIONS_(")
+    start = source.index("\n", start)
+    for m in re.compile(r"MUST_\((?=(.*))").finditer(source, start, source.index("\n\n", start)): # in a macro's text
+        word = " ".join(m[1].rstrip("\\ ").split())[:90]
+        yield "by hand: KOPT_CONDITIONS_: not `%s`" % word, ("", "", *m.span(), "MUST_(@ || ")
 
 
 def chosen_of(everything, listed, hand):
@@ -430,9 +430,9 @@ def main(path, out, list_of):
             while identity in everything:
                 identity += " again"
             everything[identity] = (room, name, a, b, new)
-    for identity in listed:
-        if identity not in everything and identity not in hand:
-            sys.exit("mutants.py: there is no mutant `%s`: strike it from %s" % (identity, list_of))
+    stale = [identity for identity in listed if identity not in everything and identity not in hand]
+    if stale:
+        sys.exit("\n".join("mutants.py: there is no mutant `%s`: strike it from %s" % (s, list_of) for s in stale))
     chosen = chosen_of(everything, listed, hand)
     mutants = [(m[2], m[3], number, m[4]) for number, m in enumerate(chosen.values(), 1)]
     with open(out + "/kahan_opt.h", "w") as file:

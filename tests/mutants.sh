@@ -41,7 +41,7 @@ compile() { # compile NAME: makes a program, or an object of the implementation
     plain) "$@" -c -o $out/plain.o $out/plain.c; return ;;
     vmath) "$@" -DKAHAN_OPT_VMATH -c -o $out/vmath.o $out/plain.c; return ;;
     probe) ;;
-    test_scalar) # with whole structs gcc initializes the fields that a mutant does not set (too slow for all programs)
+    test_no_simd) # with whole structs gcc initializes the fields that a mutant does not set (too slow for all programs)
         source=$out/tests/test_tools.c
         set -- "$@" -fno-tree-sra -DKAHAN_OPT_NO_SIMD
         ;;
@@ -65,7 +65,7 @@ build() { # builds all programs once
     for source in tests/test_*.c tests/fuzz.c; do # without the two slowest, which find nothing that the others miss
         case $source in */test_random.c | */test_rules.c) ;; *) basename $source .c ;; esac
     done >$out/programs
-    printf '%s\n' probe test_scalar >>$out/programs
+    printf '%s\n' probe test_no_simd >>$out/programs
     for names in objects programs; do
         xargs -P ${JOBS:-2} -n 1 sh tests/mutants.sh compile <$out/$names || exit 1
     done

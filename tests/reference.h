@@ -207,25 +207,27 @@ static inline int ref_square(const kopt_optimizer *o, int k) {
     return k < ref_moments(o) && (k == 1 || (k == 2 && o->rule == KOPT_ADAM));
 }
 
+static inline size_t ref_room(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
 static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n) {
     ref_layout l;
     int carries = o->weight_format != KOPT_F32 && o->rounding >= KOPT_KAHAN, k;
     l.residual_width = !carries ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
     l.residual = 64;
-    l.size = l.residual + (n * l.residual_width + 3) / 4 * 4;
+    l.size = l.residual + ref_room(n * l.residual_width);
     for (k = 0; k < 4; ++k) {
         l.moment_width[k] = k < ref_moments(o) ? ref_width(o->moment_format) : 0;
         l.moment[k] = l.size;
-        l.size += (n * l.moment_width[k] + 3) / 4 * 4;
+        l.size += ref_room(n * l.moment_width[k]);
         l.scale[k] = l.size;
-        if (k < ref_moments(o) && o->moment_format == KOPT_Q8) l.size += (n + 255) / 256 * 4;
+        if (k < ref_moments(o) && o->moment_format == KOPT_Q8) l.size += ref_room((n + 255) / 256 * 4);
     }
     l.slow_width = o->rule == KOPT_RANGER ? ref_width(o->weight_format) : 0;
     l.slow = l.size;
-    l.size += (n * l.slow_width + 3) / 4 * 4;
+    l.size += ref_room(n * l.slow_width);
     l.slow_residual_width = o->rule == KOPT_RANGER ? l.residual_width : 0;
     l.slow_residual = l.size;
-    l.size += (n * l.slow_residual_width + 3) / 4 * 4;
+    l.size += ref_room(n * l.slow_residual_width);
     if (l.size == 64) l.size = 0;
     return l;
 }
@@ -255,9 +257,18 @@ static inline float ref_angle(float y, float x) {
     return ref_float(ref_bits(angle) | sign);
 }
 
-/* What stands for the functions of opt.vmath; a test that uses others says so. */
-static float (*ref_atan2)(float, float) = ref_angle;
-static float (*ref_tanh)(float);
+#ifdef KAHAN_OPT_SLEEF
+extern float Sleef_cinz_atan2f1_u10purec(float, float);
+#define ref_atan2 Sleef_cinz_atan2f1_u10purec
+#else
+#define ref_atan2 ref_angle
+#endif
+
+/* That of arrays, which test_vmath.c compares with libm's. */
+static inline float ref_tanh(float x) {
+    kopt_vmath_tanh(&x, &x, 1);
+    return x;
+}
 #endif
 
 static inline double ref_root(double a) {
@@ -630,17 +641,6 @@ static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t
         code[i] = (unsigned char)(word == 0 || word == 0x7fc00000
                                       ? 0
                                       : ref_encode(ref_float(x[i]), ref_float(word), square, noisy ? r[i] : 0x8000));
-}
-
-/* The value of a code of the dynamic map (Dettmers et al. 2022). 0 has code 127, of squares code 0. */
-static inline float ref_dynamic(int code, int square) {
-    const int place = square ? code : code < 127 ? 127 - code : code - 127; /* how many values away from 0 */
-    int decade = 0, first = 1, parts = square ? 2 : 1;
-    double x = 1;
-    if (place == 0) return 0;
-    while (decade < 7 && place >= first + parts) first += parts, parts *= 2, ++decade;
-    if (decade < 7) x = (0.1 + 0.9 * (place - first + 0.5) / parts) / pow(10, 6 - decade);
-    return (float)(!square && code < 127 ? -x : x);
 }
 
 /* ---- Compressed gradients and reductions (sections 12 and 13) --------------------------------------------------- */

@@ -4,9 +4,8 @@
 
    Says in words what is off; exit status 0: nothing. C or C++; needs kahan_opt.h and tests/probe.c where they are. Give
    it the KAHAN_OPT_ macros of your program, too.
-       -DSELFTEST_LINK       the implementation is in another file, say your program's: link its object. So files that
-                             lay structs out differently are found
-       -DSELFTEST_REFERENCE  for tests/selftest.sh: prints what `cases` must be, by tests/reference.h */
+       -DSELFTEST_LINK   the implementation is in another file, say your program's: link its object. So files that lay
+                         structs out differently are found */
 #ifdef SELFTEST_LINK
 #define KOPT_IMPLEMENTED_ /* and so left out here */
 #elif !defined(KAHAN_OPT_STATIC) && !defined(KAHAN_OPT_API)
@@ -19,38 +18,34 @@
 #include <stdio.h>
 #include <string.h>
 
-#ifdef SELFTEST_REFERENCE
-#include "reference.h"
-#endif
-
 /* The hashes of tests/golden.txt, in their order; tests/selftest.sh compares. */
 /* clang-format off */
 static const uint32_t golden[] = {
-    0x53a80c85u, 0xa5b613bdu, 0xe901b2b0u, 0x2b137314u, 0xb0bf92d8u, 0x037d2c15u, 0x9852d932u, 0xb7bf971fu, 0xd591af15u,
-    0x0f6c2fe0u, 0x286c71eau, 0x4ec4ae85u, 0x3a4f2798u, 0x41723228u, 0xcbba062au, 0x45e077c2u, 0x7cf1433eu, 0x30045028u,
-    0x12ba4b92u, 0xeab283dau, 0xd15b527eu, 0x0a6e041eu, 0x6fde9a7eu, 0x3c79c094u, 0x937a0718u, 0x31473565u, 0x2e1df8ceu,
-    0x832fb658u, 0xbb355114u, 0x01458f69u, 0x33c370fbu, 0x472a2e1cu, 0xdb29c4f8u, 0xe8f168c8u, 0xbd37969au, 0x3a3fda2bu,
-    0xaf4dbf2eu, 0x266bbb51u, 0x3552763fu, 0x8fe00b6eu, 0x1c5818dfu, 0xfcafd4e7u, 0x6e1d4a2du, 0x13845084u, 0x250ae0e0u,
-    0xba10ed4au, 0x69bdad97u, 0x3bf13717u, 0x22de131au, 0x84ea485bu, 0x86ad3e3eu, 0x081db217u, 0xed8528fau, 0x1e4fa0f7u,
-    0x541417bfu, 0x74a50a05u, 0x8e321e4bu, 0xe20976a9u, 0xde77b0d3u, 0xa4ab37e2u, 0xe1b9c877u, 0x3d8f7fadu, 0xb697299du,
-    0x352f41b2u, 0x44dc2068u, 0x3cacdd62u, 0x880372c3u, 0xedaf6b2cu, 0x32196cb7u, 0xcd09033bu, 0x268d76bfu, 0xca5a9a70u,
-    0x4752b367u, 0x1487fc45u, 0xaf763d88u, 0x1f4929a3u, 0x2d007da1u, 0xabccea48u, 0x30c0c1c8u, 0x05e274a0u, 0x6d00ec15u,
-    0x82dcf5d5u, 0x658dffc4u, 0x87d52ae6u, 0x535e2898u, 0xba9bc535u, 0xf9470bcdu, 0xf656bde5u, 0x74595cf1u, 0x85a38dcbu,
-    0x94cc5e1cu, 0x257f8dd9u, 0x291e3715u, 0xd6a20c4bu, 0x8b97dc5au, 0x5066d34bu, 0xb12da6e0u, 0x6fb16940u, 0xb9838150u,
-    0x8fe42af3u, 0x8ac8e13bu, 0xe426568cu, 0x30fa737eu, 0xdda15e59u, 0xce07cb5cu, 0xa9421014u, 0xf9c76fb9u, 0x5be81cc8u,
-    0x94220304u, 0xa1595f1au, 0xdae44957u, 0xa2a4a693u, 0xdf6c37ebu, 0x0ce2ee8eu, 0xcdcaeca4u, 0x13a492dau, 0x19c5ac61u,
-    0x464ecb3au, 0x0f73b357u, 0x49cfa22bu, 0x298f2d2bu, 0xf10a7b90u, 0x6c685871u, 0x47fa082fu, 0x489b9ac2u, 0x57b435c7u,
-    0xab5febf1u, 0xc53c3497u, 0xb235f703u, 0x606ac92eu, 0x7c77f288u, 0x2ebd0ad8u, 0x26d6bc8bu, 0x7d2b0459u, 0x722bdbbcu,
-    0xf667d67eu, 0xaacee840u, 0xa0ccd215u, 0xff9d22e7u, 0x235e199fu, 0xa031fd2eu, 0xb8bcf91bu, 0x198ea493u, 0x25086cc8u,
-    0x27f4d4eau, 0xd85bb5b4u, 0x07fe1893u, 0x7664cd5au, 0x36053b40u, 0x08dcd041u, 0x492bf2bbu, 0x18cff51bu, 0x269dbb50u,
-    0xf2c84a08u, 0x1d4b2bb0u, 0x413b7fbdu, 0x1b5f8ccdu, 0xa6ea917fu, 0xf6585dbeu, 0x5a0b10efu, 0xf01c958eu, 0x68b2b42du,
-    0x7c1b6b78u, 0xdbec751bu, 0xfeda1aa2u, 0x669a334cu, 0xef135cefu, 0x1cf5325bu, 0xed260726u, 0x22d6d993u, 0xaf6e5b41u,
-    0xef78d29cu, 0xfc47a55au, 0x19ad089eu, 0xa8d7e64bu, 0xbffb71b0u, 0x8d8d7a28u, 0x7fd780f7u, 0xeefbd09bu, 0x4608a6b4u,
-    0xba6ec819u, 0x06aaf15bu, 0x798c83f7u, 0xc3f7383au, 0xab449f70u, 0x0e22c09eu, 0xc72ed810u, 0xddd28faau, 0x7dc64ddbu,
-    0xa3fe527eu, 0x5d84b310u, 0xb4bf30e1u, 0xf2f8222au, 0x8d70577du, 0x299bdb5au, 0x8eb98a76u, 0x4487bb72u, 0x04fcfc32u,
-    0xf72e1b65u, 0xa89555e7u, 0xa1b5d800u, 0xe0a2c35fu, 0x2f61e6bau, 0x440ba81eu, 0xbafa8444u, 0xe30c81d9u, 0x9eeb5e74u,
-    0xa3bf2cbeu, 0x6abc21dfu, 0xe315e2bbu, 0x6c31a241u, 0x5058da46u, 0x9a1f775fu, 0x09b7dfc8u, 0xcd722fc8u, 0xe7785be5u,
-    0x9c820463u, 0x15d7ffefu, 0x18aaab7du, 0x7893a584u, 0x4e72a22eu, 0xa98e82c7u, 0x140ced10u, 0xea2b6afau
+    0x53a80c85u, 0xa5b613bdu, 0xe901b2b0u, 0x2b137314u, 0xb0bf92d8u, 0x037d2c15u, 0x9852d932u, 0xb398a16du, 0xf2131671u,
+    0x98693019u, 0x67caeb12u, 0x355c270cu, 0x4975420cu, 0x3e0dff85u, 0x1eaa7905u, 0x80cd231eu, 0x28b4819cu, 0xba1eb0d7u,
+    0x0790af80u, 0xf63deffdu, 0x9bfff5f1u, 0x472f4369u, 0x0d0e58ebu, 0xf97b696cu, 0x8928206au, 0x19a4268du, 0x27ed1bcbu,
+    0xb054f0c6u, 0x0b65544cu, 0xe63bb54du, 0x0b33cd0fu, 0xa65ec8e9u, 0x5096de3cu, 0x3ae60a9au, 0xac541bd0u, 0xf928918au,
+    0x71341a52u, 0x8032be82u, 0xa5961e24u, 0x9796ac11u, 0x7566a047u, 0x71a2537au, 0x6552f24eu, 0xdd6ee278u, 0x7509ca46u,
+    0x420efc82u, 0x069e8ed6u, 0x37839792u, 0xe75deb49u, 0xcdfe6617u, 0x2cd3bc0fu, 0x8b94ee79u, 0x4565cc60u, 0xd03d2623u,
+    0x83aa1e11u, 0x93286eebu, 0xb357fd0du, 0x12579d20u, 0xacb892dfu, 0xfff803a0u, 0xfc06d6d5u, 0x007f9fe8u, 0xf0d217d2u,
+    0x11764622u, 0x03c5813du, 0x907c77a8u, 0x71c564beu, 0x062c5d6cu, 0x09fa469eu, 0x054bfec3u, 0x5d82a3c8u, 0xfeffa3d6u,
+    0xc953a05au, 0x7128f103u, 0x1d942484u, 0xf8b99950u, 0x063480a1u, 0x71553430u, 0xbdef2dc0u, 0xb5513024u, 0x2884ba75u,
+    0x74024966u, 0xc0ca9253u, 0x085c6cfbu, 0x2a31d64cu, 0xd6f79ad1u, 0x3f537637u, 0x5efca9d7u, 0x34a5fca3u, 0x581513b3u,
+    0xf343a028u, 0x879ed34au, 0xe24c180eu, 0x90e85e93u, 0xfb80d0f0u, 0xc464c75fu, 0xb53ccb3au, 0xeaf9d7c7u, 0x4a168819u,
+    0x3ff014b4u, 0x0f348ca3u, 0xe632b27fu, 0x60f5048du, 0x883dc5aeu, 0x732123efu, 0x186c3ab4u, 0x4d985962u, 0x39f356a1u,
+    0x094b538eu, 0x44fec53eu, 0xba9515cbu, 0xcf74ada5u, 0xb168149du, 0xef2a399du, 0xff95bd6bu, 0x5b2f41fbu, 0xbce93864u,
+    0x3f69b8a4u, 0x479fe650u, 0x267fa6aau, 0xb8b12932u, 0x6d50f992u, 0x35a0d638u, 0xbb020fd5u, 0x898cef37u, 0x3e533a61u,
+    0xf291e463u, 0xa73a9799u, 0x361f7965u, 0xf66fd34eu, 0xbef2b789u, 0x6cc980a5u, 0xf5738afeu, 0x0f5b6873u, 0x9415196cu,
+    0xeec8e482u, 0x4b438accu, 0x56a3216du, 0xd1f26e17u, 0x587cb4f8u, 0xffb15a42u, 0x95c8990fu, 0xed11c233u, 0xc8c2c75au,
+    0xf4aa4f49u, 0x6dbba903u, 0x16fa4438u, 0x85314423u, 0x76a69623u, 0xf5c24c7cu, 0x67fac060u, 0x9545dcfeu, 0x1872e63du,
+    0x25cb8905u, 0xac5f1ef7u, 0xa50bb18cu, 0xe022c7e1u, 0x2e8d1c8du, 0x84a00b80u, 0x3ced3e78u, 0x69e8d637u, 0xe3d2d6f4u,
+    0x5a90912bu, 0x4ac6fcc2u, 0xee42b3f8u, 0xd81d0169u, 0xd157c00fu, 0x4ecb7b03u, 0xb722898du, 0x9203d195u, 0x9038e5e4u,
+    0x2f200514u, 0xa38035ccu, 0x235f5eeeu, 0x5c36241eu, 0xf368d361u, 0x2c929412u, 0xb848cc92u, 0x81506b4eu, 0xa76bb0f1u,
+    0xae3d4e1eu, 0x41d29f7eu, 0xbabf6b4du, 0x7747e3b9u, 0x2fa323b3u, 0xb0da72aau, 0x54db967bu, 0x1e19e077u, 0x88613db6u,
+    0x9b37b1eeu, 0xd582d006u, 0xf1525a11u, 0x52e956dfu, 0x34aa5e47u, 0x85cd055du, 0xa1c04788u, 0x31bf8107u, 0x6f25d359u,
+    0x372302f9u, 0x2c161508u, 0xa23041fdu, 0x4a718f6cu, 0x23c8d47du, 0xeecff106u, 0xd1fb94edu, 0xe36f1839u, 0x3472ec0au,
+    0x05827e14u, 0x97be0ce9u, 0x9c6074f9u, 0x43abb57bu, 0x4026521cu, 0xb63ed6f0u, 0x564bd03bu, 0x650d94a4u, 0xe7785be5u,
+    0x45d1bfecu, 0x15d7ffefu, 0x18aaab7du, 0x7893a584u, 0x4e72a22eu, 0xa98e82c7u, 0x140ced10u, 0xea2b6afau
 };
 /* clang-format on */
 
@@ -119,7 +114,7 @@ static void differs(const char *group, uint32_t got, uint32_t want) {
            flush ? " and flushes" : "");
 }
 
-/* A line of the probe: "GROUP HASH\n". */
+/* A line of the probe: "GROUP HASH\n", or "scalars skipped\n". */
 static void compare(const char *text) {
     static char group[48];
     uint32_t got = 0;
@@ -139,7 +134,6 @@ static void compare(const char *text) {
 static void compare_groups(void) {
     int r, s;
     put_line = compare;
-    disturb(1);
     place_in_golden = 0, probe_widen();
     place_in_golden = 1, probe_narrow();
     place_in_golden = 2, probe_convert(0);
@@ -162,121 +156,6 @@ static void compare_groups(void) {
     for (r = 0; r < 4; r++) place_in_golden++, probe_compress(r);
     place_in_golden++, probe_reduce();
     place_in_golden++, probe_scalars();
-    disturb(0);
-}
-
-/* ---- Steps one by one, which say more precisely what is wrong ---------------------------------------------------- */
-
-enum { FEW = 37 };
-
-static void hash_block(const kopt_optimizer *o) {
-    const int width = width_of(o->weight_format), moment = width_of(o->moment_format);
-    const int kept = o->weight_format == KOPT_F32 || o->rounding < KOPT_KAHAN ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
-    int count = o->rule == KOPT_EMA    ? 0
-                : o->rule == KOPT_SGD  ? o->momentum > 0
-                : o->rule == KOPT_LION ? 1
-                : o->rule == KOPT_ADAN ? 4
-                : o->amsgrad           ? 3
-                                       : 2;
-    const byte *p = w.block + 64;
-    hash_array(w.weight, width, FEW);
-    hash_array(p, kept, FEW), p += (kept * FEW + 3) / 4 * 4;
-    for (; count > 0; count--) {
-        hash_array(p, moment, FEW), p += (moment * FEW + 3) / 4 * 4;
-        if (o->moment_format == KOPT_Q8) hash_array(p, 4, 1), p += 4;
-    }
-    if (o->rule != KOPT_RANGER) return;
-    hash_array(p, width, FEW), p += (width * FEW + 3) / 4 * 4;
-    hash_array(p, kept, FEW);
-}
-
-/* The hash of three steps by a rule (the one behind the last: SGD with decoupled decay), a store, moments and a format
-   of gradients. 1: refused. */
-static uint32_t step_case(int rule, int store, int moment, kopt_format grad_format) {
-    const store_row *const s = &stores[store];
-    int i, good = 1;
-    begin_group("selftest", "");
-    set_optimizer(&rules[rule == COUNT(rules) ? 0 : rule], s, &moments[moment]);
-    if (rule == COUNT(rules)) w.opt.decay_mode = KOPT_DECOUPLED;
-    w.opt.seed = 42;
-    w.tiny = w.huge = 0;
-    place(grad_format, FEW, 1);
-    w.t.id = 7;
-    fill_weights(w.weight, s->format, FEW);
-#ifdef SELFTEST_REFERENCE
-    {
-        const ref_layout l = ref_layout_of(&w.opt, FEW);
-        if (l.size != 0) memset(w.block, 0, l.size);
-        memcpy(w.block + l.slow, w.weight, FEW * l.slow_width);
-    }
-#else
-    good = kopt_state_init(&w.opt, &w.t, NULL) == KOPT_OK;
-#endif
-    for (i = 0; i < 3; i++) {
-#ifndef SELFTEST_REFERENCE
-        kopt_step begun;
-#endif
-        fill_grad(FEW);
-#ifdef SELFTEST_REFERENCE
-        ref_step_tensor(&w.opt, &w.t);
-        w.opt.step++;
-#else
-        good &= kopt_step_begin(&w.opt, &begun) == KOPT_OK && kopt_step_run(&begun, &w.t) == KOPT_OK;
-#endif
-    }
-    if (!good) return 1;
-    hash_block(&w.opt);
-    return hash;
-}
-
-/* Each rule with each format of weights, each store by AdamW and SGD, each kind of moments, each format of gradients.
-   The hashes are those of tests/reference.h: see tests/selftest.sh. */
-static const int plain_store[] = {0, 3, 10}, plain_moment[] = {0, 1, 3};
-/* clang-format off */
-static const uint32_t cases[] = {
-    0x51b85b99u, 0x93914806u, 0x6c1b2738u, 0x1bde6f8cu, 0xc536919cu, 0xddfef7b9u, 0x2dbbfa10u, 0xedd7d215u, 0xb032f11au,
-    0x9ede1e99u, 0xaa78641eu, 0x9a542834u, 0x5c2777b8u, 0x1b1e035bu, 0x3b544dabu, 0x834532b3u, 0xa9aea5dfu, 0x21fa0cbcu,
-    0x9db4c970u, 0x015277aeu, 0x28cfdc87u, 0xeaf1f652u, 0xee8d5ceau, 0x4acaeb98u, 0x75b9c5acu, 0x87c7aa43u, 0xfe305315u,
-    0x3b544dabu, 0x8309949fu, 0x92ed03d9u, 0x3260f40bu, 0x90e432d5u, 0x1a8c3a34u, 0x49417923u, 0xdb9b783cu, 0x0f6a6511u,
-    0xb8f6f842u, 0x58da97d7u, 0x5a427e79u, 0x9c1628afu, 0x83d59517u, 0xe0e8af99u, 0xc536919cu, 0x75f0ff8du, 0x26791827u,
-    0x9db4c970u, 0x2cc87a23u, 0x2ad2643bu, 0x8fb107a3u, 0xb93be88du, 0x51f5da6eu, 0xa1d5bc84u, 0x1a8c3a34u, 0x644c2143u,
-    0x8e1280e2u, 0x712f3dc9u, 0xf6805f52u, 0x1b1e035bu, 0x097cc03eu, 0xa395d74fu, 0x3b544dabu, 0xe0b149c3u, 0xdb4b4bc7u,
-    0x1452bcd0u, 0x3dd17569u, 0x17a915cdu, 0xc9226a31u, 0xe0e8af99u, 0x733cce4cu, 0xc0d0d4e0u, 0x02c197f1u, 0x9c0cbb6au,
-    0xc99f6bc2u, 0x9db4c970u, 0x9cdf1c3bu, 0xc0e27904u, 0xdba3c504u, 0x3104424eu, 0x3104424eu, 0xd6121d98u, 0x9db4c970u,
-    0x0abf9368u
-};
-/* clang-format on */
-
-static int next_case;
-
-static void one_case(int rule, int store, int moment, kopt_format grad_format) {
-    static const char *const format_name[] = {"f32", "bf16", "fp16", "q8"};
-    const uint32_t got = step_case(rule, store, moment, grad_format);
-#ifdef SELFTEST_REFERENCE
-    printf("0x%08lxu,\n", (unsigned long)got);
-#endif
-    compared++;
-    if (got != cases[next_case]) {
-        char group[96];
-        const char *const name = rules[rule == COUNT(rules) ? 0 : rule].name;
-        snprintf(group, sizeof group, "%s, weights %s, moments %s, gradients %s", name, stores[store].name,
-                 format_name[moments[moment].format], format_name[grad_format]);
-        differs(group, got, cases[next_case]);
-    }
-    next_case++;
-}
-
-static void compare_cases(void) {
-    int r, s, k;
-    next_case = 0;
-    for (k = 0; k < 3; k++)
-        for (r = 0; r <= COUNT(rules); r++) one_case(r, plain_store[k], plain_moment[k], formats[k]);
-    for (r = 4; r <= COUNT(rules); r += COUNT(rules) - 4)
-        for (s = 0; s < COUNT(stores); s++)
-            for (k = 0; k < 3; k++)
-                if (stores[s].format == formats[k]) one_case(r, s, plain_moment[k], formats[k]);
-    for (k = 0; k < COUNT(moments); k++) one_case(4, 3, k, KOPT_BF16);
-    for (k = 0; k < 3; k++) one_case(4, 3, 1, formats[k]);
 }
 
 /* ---- Structs, as this file and as the implementation see them ---------------------------------------------------- */
@@ -291,7 +170,8 @@ static void laid_out_otherwise(const char *structs, kopt_result result) {
 }
 
 static void check_layout(void) {
-    enum { ROOM = 1024 };
+    enum { ROOM = 1024, FEW = 37 };
+    const byte *const h = saved + BEFORE;
     static union {
         kopt_step step;
         byte bytes[ROOM];
@@ -341,17 +221,17 @@ static void check_layout(void) {
         laid_out_otherwise("kopt_optimizer or kopt_step", result);
         return;
     }
-    /* The header of a state block is written from both structs. */
+    /* The header of a tensor in a checkpoint is written from both structs. */
     place(KOPT_BF16, FEW, 0);
     t = w.t;
     t.id = 0x11121314u, t.first_index = 0x15161718u;
     w.opt.step = 0x01020304u;
     fill(w.weight, KOPT_BF16, FEW, 118, 12);
     result = kopt_state_init(&w.opt, &t, NULL);
-    if (result == KOPT_OK) result = kopt_state_seal(&w.opt, &t);
-    if (result != KOPT_OK || memcmp(w.block, "KOPT", 4) != 0 || w.block[5] != KOPT_ADAM || w.block[6] != KOPT_BF16 ||
-        (w.block[7] & 15) != KOPT_KAHAN || w.block[8] != KOPT_BF16 || w.block[12] != 0x14 || w.block[16] != FEW ||
-        w.block[24] != 0x18 || w.block[32] != 0x0C || w.block[40] != 0x04) {
+    if (result == KOPT_OK) result = kopt_save(&w.opt, &t, 1, saved, sizeof saved);
+    if (result != KOPT_OK || memcmp(h, "KOPT", 4) != 0 || h[5] != KOPT_ADAM || h[6] != KOPT_BF16 ||
+        (h[7] & 15) != KOPT_KAHAN || h[8] != KOPT_BF16 || h[12] != 0x14 || h[16] != FEW || h[24] != 0x18 ||
+        h[32] != 0x0C || h[40] != 0x04) {
         laid_out_otherwise("kopt_optimizer or kopt_tensor", result);
     }
 }
@@ -370,7 +250,7 @@ static void check_layout(void) {
 #endif
 
 /* The CONTRACT of kahan_opt.h; what probe.c itself takes. */
-enum { STACK = 24 * 1024, STACK_SCALAR = 6 * 1024, STACK_PROBE = 1024 };
+enum { STACK = 16 * 1024, STACK_SCALAR = 7 * 1024, STACK_PROBE = 1024 };
 
 #if PAINT > 0
 static volatile uintptr_t painted;
@@ -402,10 +282,6 @@ int main(void) {
     const int before = environment();
     kopt_isa best;
     int isa, e, stack = 0;
-#ifdef SELFTEST_REFERENCE
-    compare_cases();
-    return failures != 0;
-#endif
     printf("kahan_opt %d.%d.%d, %s\n", KOPT_VERSION / 10000, KOPT_VERSION / 100 % 100, KOPT_VERSION % 100,
 #ifdef __VERSION__
            "compiler " __VERSION__
@@ -440,7 +316,6 @@ int main(void) {
 #else
             groups_below(), (void)stack;
 #endif
-            compare_cases();
             if (environment() != before) fail("a call has changed the caller's floating-point environment"), disturb(0);
         }
         /* Other environments of the caller: the best instruction set and the scalar one. */
@@ -454,10 +329,9 @@ int main(void) {
                 flush = e > ZERO;
                 disturb(1);
                 disturbed = environment();
-                compare_cases();
+                compare_groups();
                 if (environment() != disturbed) fail("a call has changed the caller's floating-point environment");
                 disturb(0);
-                compare_groups();
             }
     }
     printf("%d comparisons\n", compared);

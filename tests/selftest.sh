@@ -1,7 +1,7 @@
 # tests/selftest.c finds nothing wrong in the builds that users make, and says what is wrong in broken ones. Prints TAP.
 #     sh tests/selftest.sh           all
-#     sh tests/selftest.sh OBJECT    only its tables, with the implementation in OBJECT
-#     sh tests/selftest.sh tables    prints what the two tables of tests/selftest.c must be
+#     sh tests/selftest.sh OBJECT    only its table, with the implementation in OBJECT
+#     sh tests/selftest.sh table     prints what the table of tests/selftest.c must be
 out=build/tests/selftest
 rm -rf $out
 mkdir -p $out
@@ -10,22 +10,16 @@ warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdou
 warnings="$warnings -Werror"
 . tests/tap.sh
 
-# The correct tables: golden.txt, which NumPy computes, and steps by reference.h. Nine numbers per line.
-lay_out() { sed 's/.*/0x&u,/' | paste -d ' ' - - - - - - - - - | sed 's/ *$//; s/^/    /' | sed '$s/,$//'; }
-sed '/^all /d; s/.* //' tests/golden.txt | lay_out >$out/golden
-$CC -std=c99 -O1 -DKAHAN_OPT_NO_SIMD -DSELFTEST_REFERENCE -o $out/reference tests/selftest.c -lm >$out/log 2>&1 &&
-    $out/reference | sed -n 's/^0x\(.*\)u,$/\1/p' | lay_out >$out/cases
-if [ "${1:-}" = tables ]; then
-    cat $out/golden && echo && cat $out/cases
+# The table: golden.txt, which NumPy computes. Nine numbers per line.
+sed '/^all /d; s/.* //; s/.*/0x&u,/' tests/golden.txt | paste -d ' ' - - - - - - - - - |
+    sed 's/ *$//; s/^/    /' | sed '$s/,$//' >$out/golden
+if [ "${1:-}" = table ]; then
+    cat $out/golden
     exit
 fi
-[ -s $out/cases ]
-report $? "the steps of tests/reference.h"
-for table in golden cases; do
-    sed -n "/^static const uint32_t $table\[\] = {/,/^};/p" tests/selftest.c | sed '1d;$d' >$out/$table.there
-    diff $out/$table.there $out/$table >$out/log
-    report $? "its table \`$table\` is what it must be"
-done
+sed -n "/^static const uint32_t golden\[\] = {/,/^};/p" tests/selftest.c | sed '1d;$d' >$out/golden.there
+diff $out/golden.there $out/golden >$out/log
+report $? "its table is what it must be"
 
 good() { # good NAME COMPILER FLAG...: exit status 0, and no FAILED
     name=$1
@@ -84,7 +78,6 @@ mkdir $out/tests
 cp tests/selftest.c tests/probe.c $out/tests
 bad "a header of another version" $linked $out/tests/selftest.c
 says '^FAILED: the implementation is of version'
-
 # Copies of the header with one mistake each. The replaced text must exist, or nothing is tested.
 mistake() { # mistake DESCRIPTION PATTERN REPLACEMENT FLAG...
     description=$1 pattern=$2 replacement=$3

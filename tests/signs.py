@@ -18,6 +18,7 @@ MAKER = "K_"  # the macro of the kernels that makes kopt_<name>_<isa>_ of a name
 ISAS = ("scalar", "sse2", "avx2", "avx512", "neon", "simd128", "cuda")
 PROPER = ("SSE2", "AVX2", "AVX-512", "NEON", "SLEEF", "CUDA")  # capitals that are no banner's, but a name's
 STRETCH = 400  # lines without a banner
+LIBC = ("memcpy", "memset")  # declared where there is no string.h
 COLUMNS = 120
 FORMATTER = "19."  # the version of clang-format; others differ in what they make of the same settings
 HEADER, CUDA = "kahan_opt.h", "kahan_opt_cuda.cuh"
@@ -316,7 +317,7 @@ def check_names(tree):
             wrong.append("line %d: the macro %s neither begins with KOPT_ nor ends with _" % (line, name))
     for item in items:
         for name in declared_at_file_scope(item.text) if item.kind == "code" else []:
-            if private_of_us(name) or name in defined and not re.match(r"(?:kopt|KOPT)_", name):
+            if private_of_us(name) or name in defined and not re.match(r"(?:kopt|KOPT)_", name) or name in LIBC:
                 continue
             if re.match(r"kopt_|KOPT_", name):
                 if item.line > end or not api.private(name):
@@ -324,6 +325,41 @@ def check_names(tree):
             else:
                 wrong.append("line %d: %s neither begins with kopt_ nor is a macro that is undefined" %
                              (item.line, name))
+    return wrong
+
+
+# ---- passes ----------------------------------------------------------------------------------------------------------
+
+PASSES = (("gcc", ("gcc",)), ("gcc", ("gcc", "-DKAHAN_OPT_VMATH")), ("gcc", ("gcc", "-march=x86-64-v4")),
+          ("clang", ("clang",)), ("clang", ("clang", "--target=wasm32", "-msimd128", "-ffreestanding")),
+          ("aarch64-linux-gnu-gcc", ("aarch64-linux-gnu-gcc",)))
+
+
+def check_passes(tree):
+    """no macro that a pass over an instruction set defines is left for the next pass"""
+    wrong, passes = [], 0
+    os.makedirs(SCRATCH, exist_ok=True)
+    with open(os.path.join(SCRATCH, HEADER), "w", encoding="utf-8") as f:
+        f.write(tree.read(HEADER))
+    source = os.path.join(SCRATCH, "passes.c")
+    with open(source, "w", encoding="utf-8") as f:
+        f.write('#define KAHAN_OPT_IMPLEMENTATION\n#include "%s"\n' % HEADER)
+    for program, command in PASSES:
+        if not shutil.which(program):
+            continue
+        said = subprocess.run(list(command) + ["-E", "-dD", source], stdout=subprocess.PIPE, text=True, timeout=60,
+                              stderr=subprocess.DEVNULL, check=True)
+        inside, live = None, set()
+        for word, name, value in re.findall(r"^#(define|undef) (\w+) ?(.*)$", said.stdout, re.M):
+            if name == "KOPT_PASS_":
+                wrong += ["%s: %s leaves %s" % (" ".join(command), inside, m) for m in sorted(live) if inside]
+                inside, live, passes = value if word == "define" else None, set(), passes + (word == "define")
+            elif word == "define" and name != "KOPT_READ_":
+                live.add(name)
+            else:
+                live.discard(name)
+    if passes == 0:
+        raise Skip("no gcc and no clang")
     return wrong
 
 
@@ -450,7 +486,7 @@ def check_doubles(tree):
 
 
 CHECKS = [check_contents, check_stretches, check_order, check_reference, check_symbols, check_names, check_macros,
-          check_columns, check_format, check_doubles]
+          check_columns, check_format, check_doubles, check_passes]
 
 
 # ---- the checks themselves -------------------------------------------------------------------------------------------
@@ -504,6 +540,7 @@ def faults(tree):
                        ("a private macro like a public one", "#define KOPT_WRONG 1"),
                        ("a macro that stays", "#define STAYS_ 1")):
         yield check_names, what, {HEADER: header[:end] + line + "\n" + header[end:]}
+    yield check_passes, "a macro without its #undef", {HEADER: re.sub(r"#undef LANES_\n", "", header)}
     yield check_macros, "a parameter", {
         HEADER: header[:banner] + "/* New. */\nKOPT_API_ int kopt_new(int columns);\n\n" + header[banner:]}
     yield check_columns, "a line of C", {HEADER: header + "/* " + "x" * 120 + " */\n"}

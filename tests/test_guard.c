@@ -107,8 +107,9 @@ static void run_all_finite(void) { result = kopt_all_finite(bulk.src, bulk.from,
 static void run_init(void) { result = kopt_state_init(&opt, &t, floats); }
 static void run_read(void) { result = kopt_state_read(&opt, &t, stream, floats); }
 static void run_write(void) { result = kopt_state_write(&opt, &t, stream, floats); }
-static void run_seal(void) { result = kopt_state_seal(&opt, &t); }
-static void run_open(void) { result = kopt_state_open(&opt, &t); }
+static unsigned char image[PAGES * 4096 * 2]; /* a checkpoint */
+static void run_save(void) { result = kopt_save(&opt, &t, 1, image, sizeof image); }
+static void run_load(void) { result = kopt_load(&opt, &t, 1, image, sizeof image); }
 static void run_norm(void) { result = kopt_norm_add(&norm, bulk.src, bulk.from, bulk.n); }
 static void run_clip(void) { result = kopt_clip_value(bulk.dst, bulk.to, bulk.n, 0.25); }
 static void run_measure(void) { result = kopt_stable_measure(&step, &t, range_begin, range_end, &norm); }
@@ -350,12 +351,12 @@ static void check_state(int quick) {
             range_begin = t.n / 3 / 256 * 256, range_end = t.n;
             bad += state_faults("measure", run_measure, GRAD, STATE);
         }
-        bad += state_faults("seal", run_seal, WEIGHT, FLOATS);
-        bad += state_faults("open", run_open, WEIGHT, FLOATS);
+        bad += state_faults("save", run_save, WEIGHT, STATE);
+        bad += state_faults("load", run_load, GRAD, FLOATS);
         for (r = 0; r < REGIONS; ++r) bad += margin_changed(r, side[r], size[r]);
         runs += 3;
     }
-    ok(!bad, "%d calls of init, read, write, seal and open, only their targets writable: %d fail", runs, bad);
+    ok(!bad, "%d calls of init, read, write, save and load, only their targets writable: %d fail", runs, bad);
 }
 
 /* ---- Refusals: all memory is read-only, so nothing can have been written, not even for a moment ------------------ */
@@ -377,7 +378,6 @@ static void check_refusals(void) {
     size_t size[REGIONS];
     kopt_tensor good;
     kopt_optimizer good_opt;
-    unsigned char *byte;
     size_t i;
     set_kind(2 + RULES * (KOPT_KAHAN + 5 * (KOPT_BF16 + 3 * (KOPT_BF16 + 4 * KOPT_BF16))));
     with_copy = 0;
@@ -403,26 +403,22 @@ static void check_refusals(void) {
     REFUSED(floats = t.weight, run_init, KOPT_ERROR_OVERLAP);
     REFUSED(opt.rounding = KOPT_EXACT, run_read, KOPT_ERROR_MISMATCH);
     REFUSED(floats = t.weight, run_write, KOPT_ERROR_OVERLAP);
-    REFUSED(opt.moment_format = KOPT_F32, run_seal, KOPT_ERROR_MISMATCH);
-    REFUSED(t.id = 1, run_seal, KOPT_ERROR_MISMATCH);
-    REFUSED((void)0, run_open, KOPT_ERROR_STATE);
+    REFUSED(opt.moment_format = KOPT_F32, run_save, KOPT_ERROR_MISMATCH);
+    REFUSED(t.id = 1, run_save, KOPT_ERROR_MISMATCH);
+    REFUSED(memset(image, 0, sizeof image), run_load, KOPT_ERROR_STATE);
     REFUSED((range_begin = 3, range_end = 102), run_range, KOPT_ERROR_BOUNDS);
     REFUSED((range_begin = 3, range_end = 2), run_range, KOPT_ERROR_BOUNDS);
     bulk.dst = t.weight, bulk.src = (unsigned char *)t.weight + 1;
     bulk.to = KOPT_BF16, bulk.from = KOPT_F32, bulk.n = 9;
     REFUSED((void)0, run_convert, KOPT_ERROR_OVERLAP);
     REFUSED((void)0, run_stochastic, KOPT_ERROR_OVERLAP);
-    kopt_state_seal(&opt, &t);
-    REFUSED((void)0, run_step, KOPT_ERROR_SEALED);
-    REFUSED((void)0, run_seal, KOPT_ERROR_SEALED);
-    REFUSED((void)0, run_write, KOPT_ERROR_SEALED);
-    for (i = 0; i < t.state_size; ++i) { /* a damaged block is only read */
-        byte = (unsigned char *)t.state + i;
-        *byte ^= 0x10;
+    run_save();
+    for (i = 0; i < kopt_save_size(&opt, &t, 1); ++i) { /* damage is found before anything is written */
+        image[i] ^= 0x10;
         protect_all(PROT_READ);
-        refusals++, refusals_bad += faults(run_open) || result == KOPT_OK;
+        refusals++, refusals_bad += faults(run_load) || result == KOPT_OK;
         protect_all(PROT_READ | PROT_WRITE);
-        *byte ^= 0x10;
+        image[i] ^= 0x10;
     }
     ok(!refusals_bad, "%d refusals in memory that can only be read: %d fail", refusals, refusals_bad);
 }

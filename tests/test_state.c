@@ -1,5 +1,5 @@
 /* test_state.c - what writing and reading of state stores, subnormals included; fp32 arrays at any address; lists whose
-   tensors share memory; blocks that do not exist; memory that never was a step. */
+   tensors share memory; where the arrays of a block begin; blocks that do not exist; memory that never was a step. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -8,6 +8,7 @@
 #include "inputs.h"
 
 #include <fenv.h>
+#include <stddef.h>
 
 enum { N = 600 };
 static kopt_optimizer opt;
@@ -151,7 +152,7 @@ static void check_writing(void) {
    smallest subnormal. */
 static void check_least_scale(void) {
     static float in[512], out[512];
-    static unsigned char block[64 + 2 * (512 + 8)];
+    static unsigned char block[64 + 2 * (512 + 16)];
     int what, i, bad = 0;
     opt = kopt_adamw(1e-3), opt.weight_format = KOPT_F32, opt.moment_format = KOPT_Q8;
     t = kopt_tensor_of(weight, NULL, KOPT_F32, 512, block, sizeof block);
@@ -160,7 +161,7 @@ static void check_least_scale(void) {
         const int first = what == KOPT_FIRST_MOMENT;
         const uint32_t word[2] = {first ? 0x00f00001 : 0x00800000, first ? 0x00f00000 : 0x00000001};
         const uint32_t read[2] = {first ? 0x00f00000 : 0x00800000, first ? 0 : 0x00000001};
-        const unsigned char *code = block + 64 + (what - KOPT_FIRST_MOMENT) * (512 + 8);
+        const unsigned char *code = block + 64 + (what - KOPT_FIRST_MOMENT) * (512 + 16);
         for (i = 0; i < 512; ++i) in[i] = ref_float(i % 2 ? 0 : word[i / 256]);
         bad += kopt_state_write(&opt, &t, (kopt_slot)what, in) != KOPT_OK;
         bad += kopt_state_read(&opt, &t, (kopt_slot)what, out) != KOPT_OK;
@@ -285,21 +286,87 @@ static void check_lists(void) {
     ok(kopt_number_tensors(NULL, 1, 0) == KOPT_ERROR_NULL && kopt_number_tensors(NULL, 0, 0) == KOPT_OK, "no list");
 }
 
+/* ---- Places of the arrays ---------------------------------------------------------------------------------------- */
+
+/* The size of a block, KOPT_STATE_BYTES as its bound, and zeros between the arrays: all of them begin at multiples of
+   16 bytes. After an init, after steps, and after a load into other bytes. */
+static void check_places(void) {
+    static const size_t lengths[] = {1, 3, 7, 8, 16, 17, 255, 256, 257, N};
+    static unsigned char block[64 + 24 * N + 16 * 12], image[64 + 32 * N + 512], grads[4 * N];
+    int rule, format, rounding, moment, when, k, sizes = 0, cases = 0, filled = 0, odd = 0;
+    size_t i, at, length;
+    for (rule = 0; rule < 6; ++rule)
+        for (format = KOPT_F32; format <= KOPT_FP16; ++format)
+            for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+                for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment)
+                    for (length = 0; length < sizeof lengths / sizeof *lengths; ++length) {
+                        const size_t n = lengths[length];
+                        size_t place[10], end[10], arrays = 0, bytes = 0;
+                        ref_layout l;
+                        opt = rule == 0   ? kopt_sgd(0.1, 0)
+                              : rule == 1 ? kopt_lion(0.1)
+                              : rule == 4 ? kopt_adan(0.1)
+                              : rule == 5 ? kopt_ranger(0.1)
+                                          : kopt_adamw(0.1);
+                        opt.amsgrad = rule == 3;
+                        opt.weight_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
+                        opt.moment_format = (kopt_format)moment;
+                        l = ref_layout_of(&opt, n);
+                        t = kopt_tensor_of(weight, grads, KOPT_BF16, n, block, l.size);
+#define ARRAY(at, size) (place[arrays] = (at), end[arrays] = (at) + (size), bytes += (size), arrays += (size) != 0)
+                        ARRAY(l.residual, n * l.residual_width);
+                        for (k = 0; k < ref_moments(&opt); ++k) {
+                            ARRAY(l.moment[k], n * l.moment_width[k]);
+                            ARRAY(l.scale[k], moment == KOPT_Q8 ? (n + 255) / 256 * 4 : 0);
+                        }
+                        ARRAY(l.slow, n * l.slow_width);
+                        ARRAY(l.slow_residual, n * l.slow_residual_width);
+#undef ARRAY
+                        ++cases;
+                        sizes += kopt_state_size(&opt, n) != l.size;
+                        sizes += moment != KOPT_Q8 && l.size > KOPT_STATE_BYTES(n, bytes / n);
+                        for (i = 0; i < arrays; ++i) odd += place[i] % 16 != 0;
+                        memset(block, 0xcd, sizeof block), memset(grads, 0x3c, sizeof grads);
+                        for (when = 0; when < 3; ++when) {
+                            if (when == 0) sizes += kopt_state_init(&opt, &t, NULL) != KOPT_OK;
+                            if (when == 1) sizes += kopt_optimizer_step(&opt, &t, 1) != KOPT_OK;
+                            if (when == 2) {
+                                sizes += kopt_save(&opt, &t, 1, image, sizeof image) != KOPT_OK;
+                                memset(block, 0xcd, sizeof block);
+                                sizes += kopt_load(&opt, &t, 1, image, sizeof image) != KOPT_OK;
+                            }
+                            for (i = 0; i < arrays; ++i)
+                                for (at = end[i]; at < (i + 1 < arrays ? place[i + 1] : l.size); ++at)
+                                    filled += block[at] != 0;
+                            for (at = l.size; at < sizeof block; ++at) filled += block[at] != 0xcd;
+                        }
+                    }
+    ok(!sizes && !odd && !filled && cases > 3000,
+       "arrays of %d blocks begin at multiples of 16 bytes: %d sizes wrong, %d begin elsewhere, %d bytes of padding "
+       "set",
+       cases, sizes, odd, filled);
+}
+
 /* ---- Blocks that do not exist; bytes that are no block ----------------------------------------------------------- */
 
 static void check_nothing_kept(void) {
+    kopt_step step;
+    static unsigned char image[1024];
     build(KOPT_STOCHASTIC, 0);
-    m.opt.step = 7, m.opt.seed = 9;
-    memcpy(&before, &m, sizeof m);
-    ok(kopt_state_size(&m.opt, SMALL) == 0 && kopt_state_seal(&m.opt, m.list) == KOPT_OK &&
-           kopt_state_open(&m.opt, m.list) == KOPT_OK && !memcmp(&before, &m, sizeof m),
-       "nothing is kept: seal and open do nothing, step and seed stay as they are");
+    m.list[0].state = NULL, m.list[0].state_size = 0;
+    ok(kopt_state_size(&m.opt, SMALL) == 0 && kopt_state_init(&m.opt, m.list, NULL) == KOPT_OK &&
+           kopt_optimizer_step(&m.opt, m.list, 1) == KOPT_OK &&
+           kopt_save(&m.opt, m.list, 1, image, sizeof image) == KOPT_OK &&
+           kopt_load(&m.opt, m.list, 1, image, sizeof image) == KOPT_OK,
+       "nothing is kept: no memory is needed");
     build(KOPT_KAHAN, 2);
-    m.opt.step = 7, m.opt.seed = 9, m.list[0].n = 0;
+    m.list[0].n = 0;
     memcpy(&before, &m, sizeof m);
-    ok(kopt_state_seal(&m.opt, m.list) == KOPT_OK && kopt_state_open(&m.opt, m.list) == KOPT_OK &&
-           !memcmp(&before, &m, sizeof m),
-       "no elements: seal and open do nothing");
+    ok(kopt_state_init(&m.opt, m.list, NULL) == KOPT_OK && kopt_step_begin(&m.opt, &step) == KOPT_OK &&
+           kopt_step_run(&step, m.list) == KOPT_OK && kopt_save(&m.opt, m.list, 1, image, sizeof image) == KOPT_OK &&
+           kopt_load(&m.opt, m.list, 1, image, sizeof image) == KOPT_OK && m.opt.step == 1 &&
+           !memcmp(&before.weight, &m.weight, sizeof m - offsetof(model, weight)),
+       "no elements: the block is neither written nor read");
 }
 
 static void check_reserved(void) {
@@ -382,6 +449,7 @@ int main(void) {
     check_least_scale();
     check_flushing();
     check_lists();
+    check_places();
     check_nothing_kept();
     check_reserved();
     check_garbage_steps();
