@@ -153,14 +153,6 @@ static void fit_tensor(kopt_tensor *t) {
     if (t->state_size > room) t->state_size = room;
 }
 
-/* A caller's table: atan2 by the reference, NULL for all but tanh, which is no function that anybody knows. */
-static float odd_tanh(float x) { return ref_mul(x, 0.5f); }
-
-PAIRS_BY(table_atan2, ref_angle)
-ARRAYS_BY(table_tanh, odd_tanh)
-
-static const kopt_vmath own_table = {"own", NULL, NULL, table_tanh, NULL, NULL, table_atan2, NULL}, empty_table;
-
 static kopt_optimizer any_rule(void) {
     switch (below(14)) {
     case 9: return kopt_adam_atan2(1e-3);
@@ -203,13 +195,6 @@ static void make_optimizer(void) {
         o->step = step[below(8)];
         o->atan2_a = below(2) ? 1 : 0.3, o->atan2_b = below(2) ? 1 : 4, o->atan2_outside = (int)below(2);
         if (o->rule == KOPT_LION) o->sharpness = below(2) ? 1000 : 0;
-        o->vmath = NULL;
-        if (below(4) == 3)
-            o->vmath = &own_table;
-        else if (below(4) == 3)
-            o->vmath = &empty_table;
-        else if (below(4) == 3)
-            o->vmath = kopt_vmath_builtin();
     }
     o->zero_grad = (int)below(2);
     if (o->rule == KOPT_EMA && byte() & 15) { /* which takes no options */
@@ -690,7 +675,6 @@ static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_t
     memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts);
     memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts);
     if (how == 1 && whole && o != NULL) {
-        ref_tanh = o->vmath == &own_table ? odd_tanh : builtin_tanh;
         for (i = 0; i < count; ++i) {
             const size_t at = (size_t)((unsigned char *)t[i].counts - w.memory);
             ref_step_tensor(o, &t[i]);
@@ -2043,7 +2027,6 @@ static void call_map(void) {
     kopt_format format = byte() & 15 ? (kopt_format)(1 + below(2)) : any_format();
     int backward = (int)below(2), last = backward ? KOPT_SOFTPLUS : KOPT_GELU_TANH_SLOPE, good, expected;
     kopt_function f = byte() & 31 ? (kopt_function)below(13) : (kopt_function)any_enum();
-    const kopt_vmath *vmath = byte() & 1 ? NULL : kopt_vmath_builtin();
     size_t n = any_length(), size = is_long(n) ? 0 : 2 * n, i;
     unsigned char *x = any_array(n), *dy = byte() & 3 ? any_array(n) : x, *out;
     static uint16_t in[2][LONGEST + 1], want[LONGEST + 1];
@@ -2056,24 +2039,22 @@ static void call_map(void) {
         memcpy(in[0], x, size), memcpy(in[1], dy, size);
         for (i = 0; i < n; ++i)
             if (backward)
-                kopt_map_backward(vmath, f, want + i, in[1] + i, in[0] + i, format, 1);
+                kopt_map_backward(f, want + i, in[1] + i, in[0] + i, format, 1);
             else
-                kopt_map(vmath, f, want + i, in[0] + i, format, 1);
+                kopt_map(f, want + i, in[0] + i, format, 1);
     }
     prepare();
     reads(x, size), reads(dy, size), writes(out, size);
     hostile_control();
-    good = took(backward ? kopt_map_backward(vmath, f, out, dy, x, format, n) : kopt_map(vmath, f, out, x, format, n));
+    good = took(backward ? kopt_map_backward(f, out, dy, x, format, n) : kopt_map(f, out, x, format, n));
     finish(26, backward ? "kopt_map_backward" : "kopt_map", good, expected);
     if (good && n != 0) REQUIRE(memcmp(out, want, size) == 0, "kopt_map depends on the place");
 }
 
 static void call_vmath(void) {
-    const kopt_vmath *vmath = byte() & 1 ? NULL : kopt_vmath_builtin();
     int which = (int)below(7), good, expected;
     size_t n = any_length(), size = is_long(n) ? 0 : 4 * n;
     float *x = any_floats(n), *y = byte() & 3 ? any_floats(n) : x, *out = byte() & 3 ? any_floats(n) : x;
-    REQUIRE(kopt_vmath_sleef() == NULL && kopt_vmath_name(vmath) == kopt_vmath_builtin()->name, "another backend");
     if (which < 5) y = x;
     expected = !is_long(n) && (n == 0 || (x != NULL && y != NULL && out != NULL && apart(out, x, size)));
     if (expected && which == 5) expected = apart(out, y, size);
@@ -2083,13 +2064,13 @@ static void call_vmath(void) {
     if (which == 6) writes(y, size);
     hostile_control();
     switch (which) {
-    case 0: good = took(kopt_vmath_exp(vmath, out, x, n)); break;
-    case 1: good = took(kopt_vmath_log(vmath, out, x, n)); break;
-    case 2: good = took(kopt_vmath_tanh(vmath, out, x, n)); break;
-    case 3: good = took(kopt_vmath_erf(vmath, out, x, n)); break;
-    case 4: good = took(kopt_vmath_erfc(vmath, out, x, n)); break;
-    case 5: good = took(kopt_vmath_atan2(vmath, out, y, x, n)); break;
-    default: good = took(kopt_vmath_sincospi(vmath, out, y, x, n)); break;
+    case 0: good = took(kopt_vmath_exp(out, x, n)); break;
+    case 1: good = took(kopt_vmath_log(out, x, n)); break;
+    case 2: good = took(kopt_vmath_tanh(out, x, n)); break;
+    case 3: good = took(kopt_vmath_erf(out, x, n)); break;
+    case 4: good = took(kopt_vmath_erfc(out, x, n)); break;
+    case 5: good = took(kopt_vmath_atan2(out, y, x, n)); break;
+    default: good = took(kopt_vmath_sincospi(out, y, x, n)); break;
     }
     finish(27, "kopt_vmath_exp and the others", good, expected);
 }

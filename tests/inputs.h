@@ -148,27 +148,6 @@ static inline int usable_isas(kopt_isa isas[KOPT_ISA_COUNT]) {
     return count;
 }
 
-/* ---- Vector mathematics: entries of a kopt_vmath from functions of one number or two ----------------------------- */
-
-#define ARRAYS_BY(name, function)                            \
-    static void name(float *out, const float *x, size_t n) { \
-        size_t i;                                            \
-        for (i = 0; i < n; ++i) out[i] = function(x[i]);     \
-    }
-
-#define PAIRS_BY(name, function)                                             \
-    static void name(float *out, const float *y, const float *x, size_t n) { \
-        size_t i;                                                            \
-        for (i = 0; i < n; ++i) out[i] = function(y[i], x[i]);               \
-    }
-
-#ifdef KAHAN_OPT_VMATH
-static inline float builtin_tanh(float x) {
-    kopt_vmath_tanh(kopt_vmath_builtin(), &x, &x, 1);
-    return x;
-}
-#endif
-
 /* ---- State blocks ------------------------------------------------------------------------------------------------ */
 
 /* How many of `size` copies of a sealed block, each with one wrong bit in another byte, t's block can be opened as; the

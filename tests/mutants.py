@@ -31,17 +31,12 @@ BY_HAND = [
      "kopt_greater_(kopt_add_((float)random16, 0.5f), kopt_mul_(y, 32768.0f))"),
     ("K_(vmath_log)", "horner_(z, 0.666666627f", "horner_(z, @ ? 0.666666687f : 0.666666627f"),
     ("K_(vmath_log)", "horner_(z, 0.400008112f", "horner_(z, @ ? 0.400008142f : 0.400008112f"),
-    ("K_(map_result16)", "9.5367431640625e-07f", "2.384185791015625e-07f"),
-    ("K_(map_result16)", "4.76837158203125e-07f", "1.1920928955078125e-07f"),
     ("K_(convert_general)", "and_(r, isplat_(0xFFFFu))", "and_(r, isplat_(0xFFFEu))"),
     ("K_(round_stochastic)", "iadd_(u, r)", "iadd_(u, and_(r, isplat_(0xFFFEu)))"),
     # what vectors leave to one lane
     ("K_(direction_pair)", "any_true_(unordered_(x->a, x->b))", "0"),
-    ("K_(direction_pair)", "any_true_(unordered_(y->a, y->b))", "0"),
     ("K_(direction_pair)", "kind.grad != kind.weight", "0"),
     ("K_(step_element)", "as_u32_(K_(canonical_nan)(x))", "as_u32_(x)"),
-    ("K_(step_element)", "as_u32_(K_(canonical_nan)(y))", "as_u32_(y)"),
-    ("K_(rule_function)", "K_(canonical_nan)(K_(load_f32)(x + i))", "K_(load_f32)(x + i)"),
     ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), c->bf16_limit)", "0"),
     ("K_(commit_pair)", "any_true_(igt_(largest, isplat_(0x7F7EFFFFu)))", "0"),
     ("K_(commit_pair)", "any_gt16_(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu))", "0"),
@@ -53,15 +48,12 @@ BY_HAND = [
     ("kopt_step_elements_scalar_", "pair != 0 ? q % 2 * (pair / 2) + q / 2 : q", "q"),
     ("kopt_tally_", "in_pair % 2 * (t->apart / 2) + in_pair / 2", "in_pair"),
     ("K_(update_tile)", "t->w + i + q", "t->w + i"),
-    ("kopt_commit_updates_", "t->is_loaded = 0", "(void)0"),
-    ("kopt_step_tile_", "t->is_loaded = 0", "(void)0"),
     ("K_(direction_pair)", "K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), layout & EVEN_ODD_)",
      "K_(load_f32_pair)(w_buffer)"),
     ("kopt_step_tail_", "a->written", "1"),
     ("K_(specialized)", "n != KOPT_RANDOM_GROUP_", "0"),
     ("K_(specialized)", "index % KOPT_RANDOM_SPAN_ == 0", "0"),
     ("kopt_step_tiles_", "whole_pairs < n ? whole_pairs + pair : n", "n"),
-    ("kopt_make_job_", "s->rule == KOPT_ADAM_ATAN2", "1"),
     ("kopt_optimizer_from_header_", "!kopt_less_(0, made.momentum)", "0"),
     ("kopt_optimizer_from_header_", "sgd && moments != 0 && !kopt_less_(0, made.momentum)",
      "sgd && !kopt_less_(0, made.momentum)"),
@@ -128,7 +120,7 @@ OWN_ROOMS = [
     (r"kopt_(soft64|significand64|u32_to_f64|half64|to_float)_$", "soft binary64"),
 ]
 # No mutants: what other builds or machines are for, and what chooses among ways to the same bits.
-NOT_HERE = re.compile(r"kopt_(enabled_value|moment_count_in_build|built_in|copy_options|isa_\w*|sleef\w*|swap\w*|"
+NOT_HERE = re.compile(r"kopt_(enabled_value|moment_count_in_build|built_in|copy_options|isa_\w*|swap\w*|"
                       r"version|make_optimizer|result_string|enter|leave|copy|prefetch\w*)_?$|"
                       r"K_\((step|convert|convert_array|nt_\w+)\)")
 NO_CHANGE = re.compile(r"PREFETCH_|DIVIDE64_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|KOPT_SINGLE_BIT_|"
@@ -255,7 +247,7 @@ def statement(text, begin, end):
         m = re.match(r"[^=]*?[^=<>!]=\s+(?!=)", body)
         if m:
             yield begin + m.end(), end, "value"
-    elif re.match(r"[\w>.()-]+\(", body) and not re.match(r"(?!K_)[A-Z_]+\(.*\)\s*$|KOPT_VMATH_CALL_", body, re.S):
+    elif re.match(r"[\w>.()-]+\(", body) and not re.match(r"(?!K_)[A-Z_]+\(.*\)\s*$", body, re.S):
         yield begin, end, "statement"
         yield begin, end, "value"
 

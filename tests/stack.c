@@ -254,15 +254,6 @@ static void formats(int rule, const char *name) {
                     }
 }
 
-#ifdef KAHAN_OPT_VMATH
-/* A table of a user's: what it needs of the stack is his, so nothing. */
-#define ITSELF(x) (x)
-#define DIFFERENCE(y, x) ((y) - (x))
-ARRAYS_BY(own_tanh, ITSELF)
-PAIRS_BY(own_atan2, DIFFERENCE)
-static const kopt_vmath own = {"own", NULL, NULL, own_tanh, NULL, NULL, own_atan2, NULL};
-#endif
-
 static void steps(void) {
     memset(&t, 0, sizeof t);
     t = kopt_tensor_of(weight_room, grad_room, KOPT_BF16, N, state_room, sizeof state_room);
@@ -279,16 +270,8 @@ static void steps(void) {
     opt = kopt_ranger(0.01), formats(KOPT_RANGER, "Ranger");
     opt = kopt_ema(0.99), formats(KOPT_EMA, "EMA");
 #ifdef KAHAN_OPT_VMATH
-    {
-        static const char *const names[] = {"Adam-atan2", "Adam-atan2 by the built-in", "Adam-atan2 by a table",
-                                            "smooth Lion", "smooth Lion by a table"};
-        int i;
-        for (i = 0; i < 5; ++i) {
-            opt = i < 3 ? kopt_adam_atan2(0.01) : kopt_smooth_lion(0.01, 2);
-            opt.vmath = i == 1 ? kopt_vmath_builtin() : i == 2 || i == 4 ? &own : NULL;
-            formats(KOPT_ADAM_ATAN2, names[i]);
-        }
-    }
+    opt = kopt_adam_atan2(0.01), formats(KOPT_ADAM_ATAN2, "Adam-atan2");
+    opt = kopt_smooth_lion(0.01, 2), formats(KOPT_ADAM_ATAN2, "smooth Lion");
 #endif
 }
 
@@ -431,24 +414,22 @@ static void tools(void) {
 
 #ifdef KAHAN_OPT_VMATH
 static kopt_function function;
-static const kopt_vmath *table;
 
 static float *floats(uint32_t *room) { return (float *)(void *)room; }
-static void run_exp(void) { result = kopt_vmath_exp(table, floats(float_room), floats(grad_room), bulk.n); }
-static void run_log(void) { result = kopt_vmath_log(table, floats(float_room), floats(grad_room), bulk.n); }
-static void run_tanh(void) { result = kopt_vmath_tanh(table, floats(float_room), floats(grad_room), bulk.n); }
-static void run_erf(void) { result = kopt_vmath_erf(table, floats(float_room), floats(grad_room), bulk.n); }
-static void run_erfc(void) { result = kopt_vmath_erfc(table, floats(float_room), floats(grad_room), bulk.n); }
+static void run_exp(void) { result = kopt_vmath_exp(floats(float_room), floats(grad_room), bulk.n); }
+static void run_log(void) { result = kopt_vmath_log(floats(float_room), floats(grad_room), bulk.n); }
+static void run_tanh(void) { result = kopt_vmath_tanh(floats(float_room), floats(grad_room), bulk.n); }
+static void run_erf(void) { result = kopt_vmath_erf(floats(float_room), floats(grad_room), bulk.n); }
+static void run_erfc(void) { result = kopt_vmath_erfc(floats(float_room), floats(grad_room), bulk.n); }
 static void run_atan2(void) {
-    result = kopt_vmath_atan2(table, floats(float_room), floats(grad_room), floats(slow_room), bulk.n);
+    result = kopt_vmath_atan2(floats(float_room), floats(grad_room), floats(slow_room), bulk.n);
 }
 static void run_sincospi(void) {
-    result = kopt_vmath_sincospi(table, floats(float_room), floats(copy_room), floats(grad_room), bulk.n);
+    result = kopt_vmath_sincospi(floats(float_room), floats(copy_room), floats(grad_room), bulk.n);
 }
-static void run_names(void) { number = kopt_vmath_name(NULL) != NULL && kopt_vmath_sleef() == NULL; }
-static void run_map(void) { result = kopt_map(table, function, bulk.dst, bulk.src, bulk.to, bulk.n); }
+static void run_map(void) { result = kopt_map(function, bulk.dst, bulk.src, bulk.to, bulk.n); }
 static void run_map_backward(void) {
-    result = kopt_map_backward(table, function, bulk.dst, slow_room, bulk.src, bulk.to, bulk.n);
+    result = kopt_map_backward(function, bulk.dst, slow_room, bulk.src, bulk.to, bulk.n);
 }
 static void run_normal(void) { result = kopt_normal(bulk.dst, bulk.to, bulk.n, 0, 1, (kopt_random_key){7, 3, 1, 5}); }
 static void run_uniform(void) {
@@ -460,20 +441,16 @@ static void vector_mathematics(void) {
     int format, k, f;
     for (k = 0; k < 2; ++k) {
         bulk.n = lengths[k];
-        for (table = NULL;; table = kopt_vmath_builtin()) {
-            fill(grad_room, KOPT_F32, bulk.n, 1);
-            fill(slow_room, KOPT_F32, bulk.n, 1);
-            snprintf(options, sizeof options, "n %d", (int)bulk.n);
-            take(VECTOR_MATH, "kopt_vmath_exp", run_exp, options);
-            take(VECTOR_MATH, "kopt_vmath_log", run_log, options);
-            take(VECTOR_MATH, "kopt_vmath_tanh", run_tanh, options);
-            take(VECTOR_MATH, "kopt_vmath_erf", run_erf, options);
-            take(VECTOR_MATH, "kopt_vmath_erfc", run_erfc, options);
-            take(VECTOR_MATH, "kopt_vmath_atan2", run_atan2, options);
-            take(VECTOR_MATH, "kopt_vmath_sincospi", run_sincospi, options);
-            take(VECTOR_MATH, "kopt_vmath_name", run_names, options);
-            if (table != NULL) break;
-        }
+        fill(grad_room, KOPT_F32, bulk.n, 1);
+        fill(slow_room, KOPT_F32, bulk.n, 1);
+        snprintf(options, sizeof options, "n %d", (int)bulk.n);
+        take(VECTOR_MATH, "kopt_vmath_exp", run_exp, options);
+        take(VECTOR_MATH, "kopt_vmath_log", run_log, options);
+        take(VECTOR_MATH, "kopt_vmath_tanh", run_tanh, options);
+        take(VECTOR_MATH, "kopt_vmath_erf", run_erf, options);
+        take(VECTOR_MATH, "kopt_vmath_erfc", run_erfc, options);
+        take(VECTOR_MATH, "kopt_vmath_atan2", run_atan2, options);
+        take(VECTOR_MATH, "kopt_vmath_sincospi", run_sincospi, options);
         for (format = 0; format < 3; ++format) {
             bulk.to = bulk.from = (kopt_format)format;
             bulk.dst = copy_room;

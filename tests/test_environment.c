@@ -340,7 +340,7 @@ RULE(ranger, kopt_ranger(v.b), o.lookahead = 2, o.lookahead_rate = v.c, o.step =
 RULE(ema, kopt_ema(v.a), o.weight_decay = 0)
 RULE(ema_of_a_tenth, kopt_ema(v.b), o.weight_decay = 0)
 RULE(adam_atan2, kopt_adam_atan2(v.b), o.atan2_a = v.d, o.atan2_b = v.a)
-RULE(adam_atan2_outside, kopt_adam_atan2(v.b), o.atan2_outside = 1, o.vmath = kopt_vmath_builtin())
+RULE(adam_atan2_outside, kopt_adam_atan2(v.b), o.atan2_outside = 1)
 RULE(smooth_lion, kopt_smooth_lion(v.b, v.d), o.beta1 = v.c)
 
 static kopt_norm norm_of(int format) {
@@ -529,31 +529,29 @@ CASE(bulk) {
 }
 
 CASE(vmath) {
-    const kopt_vmath *const builtin = kopt_vmath_builtin();
     int k;
     (void)v;
     for (k = 0; k < 2; ++k) {
         float(*const x)[N] = k == 0 ? source : small;
-        record_result(kopt_vmath_exp(builtin, out, x[0], N)), record(out, sizeof source[0]);
-        record_result(kopt_vmath_log(builtin, out, x[0], N)), record(out, sizeof source[0]);
-        record_result(kopt_vmath_tanh(builtin, out, x[0], N)), record(out, sizeof source[0]);
-        record_result(kopt_vmath_erf(builtin, out, x[0], N)), record(out, sizeof source[0]);
-        record_result(kopt_vmath_erfc(builtin, out, x[0], N)), record(out, sizeof source[0]);
-        record_result(kopt_vmath_atan2(builtin, out, x[0], x[1], N)), record(out, sizeof source[0]);
-        record_result(kopt_vmath_sincospi(builtin, out, out2, x[0], N)), record(out, sizeof source[0]), RECORD(out2);
+        record_result(kopt_vmath_exp(out, x[0], N)), record(out, sizeof source[0]);
+        record_result(kopt_vmath_log(out, x[0], N)), record(out, sizeof source[0]);
+        record_result(kopt_vmath_tanh(out, x[0], N)), record(out, sizeof source[0]);
+        record_result(kopt_vmath_erf(out, x[0], N)), record(out, sizeof source[0]);
+        record_result(kopt_vmath_erfc(out, x[0], N)), record(out, sizeof source[0]);
+        record_result(kopt_vmath_atan2(out, x[0], x[1], N)), record(out, sizeof source[0]);
+        record_result(kopt_vmath_sincospi(out, out2, x[0], N)), record(out, sizeof source[0]), RECORD(out2);
     }
 }
 
 CASE(map) {
-    const kopt_vmath *const builtin = kopt_vmath_builtin();
     int f, format;
     (void)v;
     for (f = KOPT_EXP; f <= KOPT_GELU_TANH_SLOPE; ++f)
         for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
-            record_result(kopt_map(builtin, (kopt_function)f, weight, half[format][0], (kopt_format)format, N));
+            record_result(kopt_map((kopt_function)f, weight, half[format][0], (kopt_format)format, N));
             record(weight, 2 * N);
-            record_result(kopt_map_backward(builtin, (kopt_function)f, weight, half[format][1], half[format][0],
-                                            (kopt_format)format, N));
+            record_result(
+                kopt_map_backward((kopt_function)f, weight, half[format][1], half[format][0], (kopt_format)format, N));
             record(weight, 2 * N);
         }
 }
@@ -571,13 +569,9 @@ CASE(random_numbers) {
 
 CASE(names) {
     const kopt_optimizer o = kopt_adamw(v.b);
-    const uint32_t u[] = {(uint32_t)kopt_version(),
-                          (uint32_t)*kopt_result_string(KOPT_ERROR_STEP),
-                          (uint32_t)*kopt_option_string(&o),
-                          (uint32_t)*kopt_vmath_name(kopt_vmath_builtin()),
-                          kopt_isa_current() < KOPT_ISA_COUNT,
+    const uint32_t u[] = {(uint32_t)kopt_version(), (uint32_t)*kopt_result_string(KOPT_ERROR_STEP),
+                          (uint32_t)*kopt_option_string(&o), kopt_isa_current() < KOPT_ISA_COUNT,
                           (uint32_t)kopt_isa_usable(KOPT_ISA_SCALAR)};
-    kopt_vmath_sleef();
     RECORD(u);
 }
 

@@ -329,8 +329,7 @@ static void check_layout(void) {
            bits_of(seen.beta1) == bits_of(opt.beta1) && bits_of(seen.max_lr) == bits_of(opt.max_lr) &&
            seen.lookahead == 9 && seen.zero_grad == 1 && seen.step == 3 && bits_of(seen.lr) == bits_of(opt.lr) &&
            seen.rounding == KOPT_COMPACT && seen.moment_format == KOPT_Q8 && seen.decay_mode == KOPT_DECOUPLED &&
-           seen.sharpness == 0 && seen.seed == m.opt.seed && seen.vmath == NULL &&
-           bits_of(seen.grad_scale) == bits_of(opt.grad_scale) &&
+           seen.sharpness == 0 && seen.seed == m.opt.seed && bits_of(seen.grad_scale) == bits_of(opt.grad_scale) &&
            kopt_save_inspect(bytes, 175, &seen, &count) == KOPT_ERROR_SIZE &&
            kopt_save_inspect(NULL, 176, &seen, &count) == KOPT_ERROR_NULL &&
            kopt_save_inspect(bytes, 176, NULL, NULL) == KOPT_OK,
@@ -537,7 +536,7 @@ static void check_no_padding(void) {
         SET(decay_mode), SET(nesterov), SET(maximize), SET(zero_grad), SET(lr), SET(max_lr), SET(weight_decay),
         SET(amsgrad), SET(stable), SET(moments_only), SET(lookahead), SET(lookahead_rate), SET(beta1), SET(beta2),
         SET(beta3), SET(eps), SET(momentum), SET(dampening), SET(grad_scale), SET(clip), SET(seed), SET(step),
-        SET(made_), SET(atan2_a), SET(atan2_b), SET(atan2_outside), SET(unused_), SET(sharpness), SET(vmath);
+        SET(made_), SET(atan2_a), SET(atan2_b), SET(atan2_outside), SET(unused_), SET(sharpness);
 #undef SET
     ok(sizeof(void *) != 8 || !memcmp(&a, &b, sizeof a), "kopt_optimizer has no padding");
 }

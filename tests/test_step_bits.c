@@ -114,16 +114,9 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p) {
     return 1;
 }
 
-#ifdef KAHAN_OPT_VMATH
-static void choose(const kopt_optimizer *o); /* the functions that the reference uses */
-#else
-#define choose(o) ((void)(o))
-#endif
-
 /* The expected memory after each step. */
 static void expect(kopt_optimizer o, const kopt_tensor *t, int steps) {
     int k;
-    choose(&o);
     for (k = 0; k < steps; ++k, ++o.step) {
         kopt_tensor placed = place(t, expected[k][WEIGHT], expected[k][GRAD], expected[k][STATE], expected[k][COPY]);
         int b;
@@ -266,9 +259,7 @@ typedef enum rule {
 #ifdef KAHAN_OPT_VMATH
     ATAN2,
     OUTSIDE,
-    ATAN2_TABLE,
     SMOOTH,
-    SMOOTH_TABLE,
     RULES,
     FIRST = ATAN2
 #else
@@ -290,9 +281,7 @@ static const char *const rule_name[] = {"SGD",
                                         "EMA",
                                         "Adam-atan2",
                                         "Adam-atan2, corrected outside",
-                                        "Adam-atan2 by a caller's table",
-                                        "smooth Lion",
-                                        "smooth Lion by a caller's table"};
+                                        "smooth Lion"};
 
 #ifdef KAHAN_OPT_VMATH
 static kopt_optimizer make(rule r);
@@ -392,7 +381,7 @@ static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay) {
 static void check_lengths(int quick) {
     static const size_t large[] = {1000, 4099, 8191};
 #ifdef KAHAN_OPT_VMATH
-    static const rule tried[] = {ATAN2, ATAN2_TABLE, SMOOTH_TABLE};
+    static const rule tried[] = {ATAN2, SMOOTH};
 #else
     static const rule tried[] = {PLAIN, MOMENTUM, ADAM, LION, RADAM};
 #endif
@@ -533,7 +522,7 @@ static void check_lone_specials(int quick) {
     enum { EDGE = 5, RESIDUAL = 2 };
     int bad = 0, cases = 0, rounding, a, r, isa;
 #ifdef KAHAN_OPT_VMATH
-    static const rule tried[] = {ATAN2, ATAN2_TABLE};
+    static const rule tried[] = {ATAN2, SMOOTH};
 #else
     static const rule tried[] = {MOMENTUM, ADAM};
 #endif

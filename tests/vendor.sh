@@ -442,7 +442,7 @@ int main(void) {
     g.opt.weight_decay = 0;
     i = (int)kopt_step_begin(&g.opt, &g.step);
 #ifdef USES_VMATH
-    return kopt_vmath_exp(kopt_vmath_builtin(), one, one, 40) != KOPT_OK;
+    return kopt_vmath_exp(one, one, 40) != KOPT_OK;
 #else
     return i == (int)KOPT_OK || i == (int)KOPT_ERROR_OPTION ? 0 : 6;
 #endif

@@ -402,7 +402,7 @@ static void linear_backward(Tensor *dx, Tensor *dweight, Tensor *dbias, const Te
 }
 
 /* hidden = tanh(hidden) */
-static void tanh_forward(Tensor *hidden) { check(kopt_vmath_tanh(NULL, hidden->value, hidden->value, hidden->n)); }
+static void tanh_forward(Tensor *hidden) { check(kopt_vmath_tanh(hidden->value, hidden->value, hidden->n)); }
 
 /* dhidden = dhidden * (1 - hidden^2) */
 static void tanh_backward(Tensor *dhidden, const Tensor *hidden) {
@@ -414,10 +414,10 @@ static float softmax(float *probability, const float *logit) {
     float largest = logit[0], sum = 0.0f, log_sum;
     for (size_t v = 1; v < VOCAB; v++) largest = logit[v] > largest ? logit[v] : largest;
     for (size_t v = 0; v < VOCAB; v++) probability[v] = logit[v] - largest;
-    check(kopt_vmath_exp(NULL, probability, probability, VOCAB));
+    check(kopt_vmath_exp(probability, probability, VOCAB));
     for (size_t v = 0; v < VOCAB; v++) sum += probability[v];
     for (size_t v = 0; v < VOCAB; v++) probability[v] /= sum;
-    check(kopt_vmath_log(NULL, &log_sum, &sum, 1));
+    check(kopt_vmath_log(&log_sum, &sum, 1));
     return largest + log_sum;
 }
 
@@ -848,9 +848,9 @@ int main(int argc, char **argv) {
 
     size_t parameters = 0;
     for (int p = 0; p < PARAMETERS; p++) parameters += parameter_size(p);
-    printf("%s: %zu bytes%s, %zu of them held out; %zu parameters; fp32 against %s; loss and tanh by %s\n", path,
-           data.n, data.truncated ? " (the first 8 MB of it)" : "", data.vals, parameters, setup.name,
-           kopt_vmath_name(NULL));
+    printf("%s: %zu bytes%s, %zu of them held out; %zu parameters; fp32 against %s; instruction set %s\n", path, data.n,
+           data.truncated ? " (the first 8 MB of it)" : "", data.vals, parameters, setup.name,
+           kopt_isa_name(kopt_isa_current()));
     fflush(stdout);
 
     static Result results[MAX_ARMS];

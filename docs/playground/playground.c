@@ -89,7 +89,7 @@ static kopt_result draw_points(uint64_t step) {
         target[i] = i % CLASSES;
         angle[i] = 1.25f * radius[i] + (float)target[i]; /* 1 is half a turn */
     }
-    result = kopt_vmath_sincospi(NULL, sine, cosine, angle, BATCH);
+    result = kopt_vmath_sincospi(sine, cosine, angle, BATCH);
     for (int i = 0; i < BATCH; i++) {
         x[INPUTS * i] += radius[i] * cosine[i];
         x[INPUTS * i + 1] += radius[i] * sine[i];
@@ -113,7 +113,7 @@ static kopt_result forward(void) {
         }
         w += (in + 1) * out;
         if (l == LAYERS - 1) break;
-        kopt_result result = kopt_vmath_tanh(NULL, activation[l + 1], activation[l + 1], (size_t)(BATCH * out));
+        kopt_result result = kopt_vmath_tanh(activation[l + 1], activation[l + 1], (size_t)(BATCH * out));
         if (result != KOPT_OK) return result;
     }
     return KOPT_OK;
@@ -151,10 +151,10 @@ static kopt_result cross_entropy(float loss[BATCH]) {
         float *p = slope[LAYERS] + i * CLASSES, largest = logit[0], sum = 0;
         for (int c = 1; c < CLASSES; c++) largest = logit[c] > largest ? logit[c] : largest;
         for (int c = 0; c < CLASSES; c++) p[c] = logit[c] - largest;
-        result = kopt_vmath_exp(NULL, p, p, CLASSES);
+        result = kopt_vmath_exp(p, p, CLASSES);
         for (int c = 0; c < CLASSES; c++) sum += p[c];
         for (int c = 0; c < CLASSES; c++) p[c] = (p[c] / sum - (c == target[i] ? 1.0f : 0.0f)) / (float)BATCH;
-        if (result == KOPT_OK) result = kopt_vmath_log(NULL, &loss[i], &sum, 1);
+        if (result == KOPT_OK) result = kopt_vmath_log(&loss[i], &sum, 1);
         loss[i] += largest - logit[target[i]];
     }
     return result;
