@@ -62,24 +62,28 @@ static int reserve(void) {
 
 /* ---- what is stated --------------------------------------------------------------------------------------------- */
 
-/* Classes of calls: all but the others; steps with 1 to 4 moments in 8 bit; what only KAHAN_OPT_VMATH has. */
-enum { PLAIN, CODED = PLAIN, VECTOR_MATH = 5, CLASSES };
-static const char *const class_name[CLASSES] = {"all else",           "1 moment in 8 bit",  "2 moments in 8 bit",
-                                                "3 moments in 8 bit", "4 moments in 8 bit", "vector mathematics"};
+/* Classes of calls: all but the others; steps with 1 to 4 moments in 8 bit. */
+enum { PLAIN, CODED = PLAIN, CLASSES = 5 };
+static const char *const class_name[CLASSES] = {"all else", "1 moment in 8 bit", "2 moments in 8 bit",
+                                                "3 moments in 8 bit", "4 moments in 8 bit"};
 
 /* Without vectors in the build; with them, of the scalar kernels, which no machine takes by itself, and of others. */
 static size_t limit_of(kopt_isa isa, int class) {
 #ifdef KAHAN_OPT_NO_SIMD
-    const size_t plain = 2048, vector_math = 8192;
+    const size_t plain = 2048;
 #else
-    const size_t plain = isa == KOPT_ISA_SCALAR ? 3072 : 12288, vector_math = isa == KOPT_ISA_SCALAR ? 8192 : 22528;
+    const size_t plain = isa == KOPT_ISA_SCALAR ? 3072 : 12288;
 #endif
 #if defined(__clang__) && !defined(__OPTIMIZE__)
-    if (isa != KOPT_ISA_SCALAR) return class == VECTOR_MATH ? 49152 : 32768;
-    return 4096 + 1024 * (size_t)(class == VECTOR_MATH ? 5 : class);
+    if (isa == KOPT_ISA_SCALAR) return 4096 + 1024 * (size_t)class;
+#ifdef KAHAN_OPT_VMATH
+    return 49152;
+#else
+    return 32768 + 1024 * (size_t)class;
+#endif
 #endif
     (void)isa;
-    return class == VECTOR_MATH ? vector_math : plain + 1024 * (size_t)class;
+    return plain + 1024 * (size_t)class;
 }
 
 static size_t most[CLASSES], whole_calls;
@@ -227,7 +231,6 @@ static void formats(int rule, const char *name) {
                         opt.moment_format = (kopt_format)moment;
                         opt.moment_rounding = opt.compensation_rounding = (kopt_rounding)way;
                         class = moment == KOPT_Q8 ? CODED + moments_of(opt) : PLAIN;
-                        if (rule > KOPT_EMA) class = VECTOR_MATH;
                         for (k = 0; k < 4; ++k) { /* first as the fast kernels want it, then not */
                             t.n = lengths[k];
                             t.grad_format = (kopt_format)grad;
@@ -444,13 +447,13 @@ static void vector_mathematics(void) {
         fill(grad_room, KOPT_F32, bulk.n, 1);
         fill(slow_room, KOPT_F32, bulk.n, 1);
         snprintf(options, sizeof options, "n %d", (int)bulk.n);
-        take(VECTOR_MATH, "kopt_vmath_exp", run_exp, options);
-        take(VECTOR_MATH, "kopt_vmath_log", run_log, options);
-        take(VECTOR_MATH, "kopt_vmath_tanh", run_tanh, options);
-        take(VECTOR_MATH, "kopt_vmath_erf", run_erf, options);
-        take(VECTOR_MATH, "kopt_vmath_erfc", run_erfc, options);
-        take(VECTOR_MATH, "kopt_vmath_atan2", run_atan2, options);
-        take(VECTOR_MATH, "kopt_vmath_sincospi", run_sincospi, options);
+        take(PLAIN, "kopt_vmath_exp", run_exp, options);
+        take(PLAIN, "kopt_vmath_log", run_log, options);
+        take(PLAIN, "kopt_vmath_tanh", run_tanh, options);
+        take(PLAIN, "kopt_vmath_erf", run_erf, options);
+        take(PLAIN, "kopt_vmath_erfc", run_erfc, options);
+        take(PLAIN, "kopt_vmath_atan2", run_atan2, options);
+        take(PLAIN, "kopt_vmath_sincospi", run_sincospi, options);
         for (format = 0; format < 3; ++format) {
             bulk.to = bulk.from = (kopt_format)format;
             bulk.dst = copy_room;
@@ -458,14 +461,13 @@ static void vector_mathematics(void) {
             fill(grad_room, bulk.from, bulk.n, 0);
             fill(slow_room, bulk.from, bulk.n, 0);
             snprintf(options, sizeof options, "format %d, n %d", format, (int)bulk.n);
-            take(VECTOR_MATH, "kopt_normal", run_normal, options);
-            take(VECTOR_MATH, "kopt_uniform", run_uniform, options);
+            take(PLAIN, "kopt_normal", run_normal, options);
+            take(PLAIN, "kopt_uniform", run_uniform, options);
             for (f = 0; format != KOPT_F32 && f <= KOPT_GELU_TANH_SLOPE; ++f) {
                 snprintf(options, sizeof options, "function %d, format %d, n %d", f, format, (int)bulk.n);
                 function = (kopt_function)f;
-                take(VECTOR_MATH, "kopt_map", run_map, options);
-                if (f <= KOPT_SOFTPLUS && f != KOPT_LOG)
-                    take(VECTOR_MATH, "kopt_map_backward", run_map_backward, options);
+                take(PLAIN, "kopt_map", run_map, options);
+                if (f <= KOPT_SOFTPLUS && f != KOPT_LOG) take(PLAIN, "kopt_map_backward", run_map_backward, options);
             }
         }
     }
