@@ -22,7 +22,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh test --fast            half a minute, at each change: native tests, hashes; says what it leaves out
        ./build.sh bench [--gb SIZE]      check the bits, then compare with the memory roofline
        ./build.sh bench --sizes | --all  how cost grows with n, and a model of it; every combination
-       ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH compared with AdamW, with SLEEF if installed
+       ./build.sh bench atan2            the rules of KAHAN_OPT_VMATH compared with AdamW, also by SLEEF if installed
        ./build.sh bench flags [N [OFFSET]] the header built with -O0, -O3 -march=native and clang, compared with -O2
        ./build.sh bench one_element [N...] updates of single weights and kopt_kahan_add(), compared with fp32
        ./build.sh bench --peers [--gb S] compare with PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
@@ -267,10 +267,12 @@ bench() {
         theorem1 | atan2 | cliffs | one_element) program=$1; shift ;;
     esac
     mkdir -p build/bench
-    set -- "build/bench/$program" "$@"
-    $CC -std=c99 -O2 -DKAHAN_OPT_SLEEF -o "$1" "bench/$program.c" -lsleef -lm -lpthread 2>/dev/null ||
-        $CC -std=c99 -O2 -o "$1" "bench/$program.c" -lm -lpthread
-    exec "$@"
+    $CC -std=c99 -O2 -o "build/bench/$program" "bench/$program.c" -lm -lpthread
+    if [ $program = atan2 ] &&
+        $CC -std=c99 -O2 -DKAHAN_OPT_SLEEF -o build/bench/atan2_sleef bench/atan2.c -lsleef -lm 2>/dev/null; then
+        build/bench/atan2_sleef "$@"
+    fi
+    exec "build/bench/$program" "$@"
 }
 
 # nvcc: in PATH, in its usual folder, or where setup installs it.
@@ -589,38 +591,39 @@ wasi() { # wasi COMPILER: does it build programs for WASI?
     have "$1" && "$1" $wasi -o build/tests/empty.wasm build/tests/empty.c 2>/dev/null
 }
 
-sleef() { # sleef SOURCE SUFFIX COMPILER FLAG...: builds a test with SLEEF and adds it as a part
-    source=$1 name=$(basename "$1" .c).$2
-    shift 2
-    build "$name" "$@" -DKAHAN_OPT_SLEEF "$source" -lsleef -lm
-    part "$name" "build/tests/$name" quick
+sleef() { # sleef SUFFIX COMPILER FLAG...: builds the tests of arrays and steps with SLEEF and adds them as parts
+    suffix=$1
+    shift
+    for name in test_vmath.$suffix test_atan.$suffix; do
+        build $name "$@" -DKAHAN_OPT_SLEEF tests/${name%%.*}.c -lsleef -lm
+        part $name build/tests/$name quick
+    done
 }
 
-# Vector mathematics with SLEEF, compiled without -m flags, and all functions compared with MPFR.
+# Vector mathematics with SLEEF, whose bits are the same in all of these builds, and all functions compared with MPFR.
 vmath_parts() {
     beside=build/tests/test_vmath.native
     if runs_with -lsleef; then
-        sleef tests/test_vmath.c sleef $CC -O2
-        sleef tests/test_vmath.c sleef_debug $CC -O0
-        for options in sleef_clang:-O0 sleef_clang_ofast:-Ofast; do
-            if have clang; then
-                sleef tests/test_vmath.c "${options%:*}" clang "${options#*:}"
-            else
-                skip "SLEEF from ${options%:*}:clang ${options#*:}" clang
-            fi
-        done
-        if have gcc; then
-            sleef tests/test_vmath.c lto gcc -O2 -flto
+        sleef sleef $CC -O2
+        sleef sleef_debug $CC -O0
+        if have clang; then
+            sleef sleef_clang clang -O2
+            sleef sleef_clang_debug clang -O0
+            sleef sleef_clang_wide clang -Ofast -march=native -DKAHAN_OPT_ALL_ISAS
         else
-            skip "SLEEF with link-time optimization by gcc" "gcc or lld"
+            skip "SLEEF called by clang" clang
+        fi
+        if have gcc; then
+            sleef lto gcc -O2 -flto
+        else
+            skip "SLEEF with link-time optimization by gcc" gcc
         fi
         if have clang && have ld.lld; then
-            sleef tests/test_vmath.c lto_clang clang -O2 -flto -fuse-ld=lld
+            sleef lto_clang clang -O2 -flto -fuse-ld=lld
         else
             skip "SLEEF with link-time optimization by clang" "clang or lld"
         fi
         beside="$beside build/tests/test_vmath.sleef"
-        sleef tests/test_atan.c sleef $CC -O2
     else
         skip "SLEEF" libsleef-dev
     fi

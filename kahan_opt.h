@@ -104,10 +104,11 @@
                                     -Wl,--gc-sections. Where that is too much, see INLINE STEPS.
    KAHAN_OPT_VMATH            all   Adds vector mathematics, random numbers and the rules Adam-atan2 and smooth Lion:
                                     see their sections. Without it, their declarations are hidden; the layout of structs
-                                    is the same. Costs 3 s of compile time and 100 KB of code.
-   KAHAN_OPT_SLEEF            impl  With KAHAN_OPT_VMATH: SLEEF 3.5.1 or later computes exp to sincospi, and the
-                                    functions made of them, by default. Link with -lsleef. A step uses SLEEF only if
-                                    opt.vmath selects it; random numbers never use it.
+                                    is the same. Costs 2 s of compile time and 60 KB of code.
+   KAHAN_OPT_SLEEF            impl  With KAHAN_OPT_VMATH: SLEEF (3.5.1 or later, x86-64 or AArch64) computes
+                                    kopt_vmath_exp to kopt_vmath_atan2, and the atan2 and tanh of a step. Link with
+                                    -lsleef. The bits are others, but still the same on every instruction set.
+                                    kopt_map and random numbers never use it.
    KAHAN_OPT_ALL_ISAS         impl  Compiles every instruction set of the machine. Without it, a build leaves out those
                                     that the compiler's flags make useless: SSE2 if they promise AVX2 (-march=native,
                                     -mavx2, /arch:AVX2), and AVX2 if they promise AVX-512.
@@ -128,8 +129,8 @@
       values, and 8-bit moments are not flushed. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
    6. Memory. Any alignment; n up to SIZE_MAX / 32 - 8; pointers may be NULL if n is 0. The stack use is at most 12 KB
-      (2 KB in a build without vectors) plus 1 KB per 8-bit moment, and 22 KB (8 KB) for what KAHAN_OPT_VMATH adds.
-      Compiled by clang -O0, functions use up to 48 KB.
+      (2 KB in a build without vectors) plus 1 KB per 8-bit moment. Compiled by clang -O0, functions
+      use up to 48 KB.
    7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
       kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
       struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.
@@ -1477,8 +1478,8 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
        tanh, erf  +-1 at +-inf; a zero keeps its sign
        erfc       2 at -inf; 0 from 10.06 on
        atan2      all quadrants, zeros and infinities as in C99
-       sincospi   sin(pi * x) and cos(pi * x): exact at multiples of 1/2; a zero sine has the sign of x (SLEEF:
-                  either sign); NaN at +-inf */
+       sincospi   sin(pi * x) and cos(pi * x): exact at multiples of 1/2; a zero sine has the sign of x; NaN at
+                  +-inf */
 KOPT_API_ KOPT_RESULT_ kopt_vmath_exp(float *out, const float *x, size_t n);
 KOPT_API_ KOPT_RESULT_ kopt_vmath_log(float *out, const float *x, size_t n);
 KOPT_API_ KOPT_RESULT_ kopt_vmath_tanh(float *out, const float *x, size_t n);
@@ -1506,7 +1507,7 @@ typedef enum kopt_function {
 } kopt_function;
 
 /* out[i] = f(x[i]) on bf16 or fp16 (format, for both), correctly rounded: for each of the 65,536 inputs the result
-   is nearest to the true value, ties to even. So the bits are the same on every machine. An infinity gives the limit (a zero has the sign of the side from which f
+   is nearest to the true value, ties to even. An infinity gives the limit (a zero has the sign of the side from which f
    approaches it). Subnormal inputs and results stay subnormal. NaN, and log below 0, give the canonical NaN. out may
    be x; partial overlap is refused. */
 KOPT_API_ KOPT_RESULT_ kopt_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n);
@@ -1518,9 +1519,9 @@ KOPT_API_ KOPT_RESULT_ kopt_map_backward(kopt_function f, void *dx, const void *
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
-/* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. It depends neither on the
-   slicing nor on KAHAN_OPT_SLEEF. The stream is 5. Results are rounded to nearest even to format: KOPT_F32, KOPT_BF16
-   or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
+/* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. The stream is 5. Results
+   are rounded to nearest even to format: KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is
+   above 2^54. */
 
 /* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
    deviations. mean and deviation must be finite, and deviation >= 0, otherwise KOPT_ERROR_RANGE. */
@@ -3778,7 +3779,7 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
 /* ---- vector mathematics ---- */
 
 /* Functions of one vector. docs/vmath.md has the formulas; `python3 tests/vmath.py coefficients` prints the
-   coefficients. */
+   coefficients. exp, log and tanh are not inlined, as many functions call them. */
 
 #define blend_ K_(blend)
 #define horner_ K_(horner)
@@ -3807,7 +3808,7 @@ FN_ vf32_ K_(two_product)(vf32_ a, vf32_ b, vf32_ *error) {
 
 /* e^(x + d), d a small correction of x. With x + d = k log 2 + r, log 2 in two parts (Cody and Waite), it is
    2^k (1 + r + r^2 P(r)). r_error is the rounding error of r, low that of 1 + r. */
-FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
+NOINLINE_FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
     /* Adding magic = 1.5 * 2^23 rounds to an integer, which is then in the low bits. */
     const vf32_ magic = splat_(12582912.0f), one = splat_(1.0f), a = K_(clamp_abs)(x, 104.0f);
     const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
@@ -3829,7 +3830,7 @@ FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
 
 /* log(x) = k log 2 + log(1 + f), where x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2).
    With s = f / (2 + f), log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)). */
-FN_ vf32_ K_(vmath_log)(vf32_ x) {
+NOINLINE_FN_ vf32_ K_(vmath_log)(vf32_ x) {
     const vu32_ bits = as_u32_(x);
     /* 0 and subnormals; negative numbers, too, but their result is replaced below */
     const vmask_ tiny = igt_(isplat_(0x00800000u), bits);
@@ -3850,7 +3851,7 @@ FN_ vf32_ K_(vmath_log)(vf32_ x) {
 }
 
 /* tanh(x) = x + x^3 P(x^2) for |x| < 0.8, else 1 - 2 q / (1 + q) with q = e^(-2 |x|), and the sign of x. */
-FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
+NOINLINE_FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
     const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f),
                 q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
     const vf32_ below =
@@ -4000,8 +4001,10 @@ FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
     return as_f32_(select_(special, isplat_(0x7FC00000u), sw));
 }
 
-/* kopt_map() computes f(x) by exp, log or tanh: map_argument() is its argument, map_result() makes f(x) of its
-   result. */
+/* ---- functions from 16 bits to 16 bits ---- */
+
+/* kopt_map() computes f(x) by exp, log or tanh, whatever KAHAN_OPT_SLEEF says: map_argument() is its argument,
+   map_result() makes f(x) of its result. */
 
 /* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU is the returned value + *remainder. |x| above 12 and NaN count
    as 12. */
@@ -4020,7 +4023,7 @@ FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *remainder) {
     return p;
 }
 
-/* The argument of the table's function. */
+/* The argument of exp, log or tanh. */
 FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
     const vu32_ minus = isplat_(0x80000000u);
     vf32_ g;
@@ -4121,6 +4124,8 @@ FN_ vu32_ K_(map16)(kopt_function f, kopt_format format, vu32_ x) {
     return y;
 }
 
+/* ---- functions of steps and arrays ---- */
+
 /* atan2(y, x) for x > 0, within 2^-17 (relative; section 6a, where y is m): a polynomial in q, the smaller of |y| and x
    divided by the larger; if |y| is the larger, pi/2 minus the polynomial. The polynomial is a product of factors, which
    saves an operation, and two factors can be computed in parallel. Two infinities give NaN. */
@@ -4134,6 +4139,66 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
     angle = K_(masked_sub)(igt_(mag, as_u32_(x)), splat_(1.57079637f), angle);
     return as_f32_(or_(as_u32_(angle), and_(as_u32_(y), isplat_(0x80000000u))));
 }
+
+#if defined(KAHAN_OPT_SLEEF) && KOPT_PASS_ < KOPT_PASS_CUDA_
+/* SLEEF's functions without FMA ("cinz"): they have the same bits in every width. Unless the flags of the file promise
+   wide vectors, clang passes them otherwise than SLEEF expects (LLVM issue 64706): then parts of 128 bits go there. */
+#define SLEEF_VECTOR_ vf32_
+#if KOPT_PASS_ == KOPT_PASS_NEON_
+#define SLEEF_(name, ulp) Sleef_cinz_##name##f4_u##ulp##advsimdnofma
+#elif KOPT_PASS_ == KOPT_PASS_AVX512_ && (defined(KOPT_GCC_) || defined(__AVX512F__))
+#define SLEEF_(name, ulp) Sleef_cinz_##name##f16_u##ulp##avx512fnofma
+#elif KOPT_PASS_ == KOPT_PASS_AVX2_ && (defined(KOPT_GCC_) || defined(__AVX__))
+#define SLEEF_(name, ulp) Sleef_cinz_##name##f8_u##ulp##avx
+#else
+#undef SLEEF_VECTOR_
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_ || KOPT_PASS_ == KOPT_PASS_SIMD128_
+#define SLEEF_(name, ulp) Sleef_cinz_##name##f1_u##ulp##purec
+#define SLEEF_VECTOR_ float
+#else
+#define SLEEF_(name, ulp) Sleef_cinz_##name##f4_u##ulp##sse2
+#define SLEEF_VECTOR_ __m128
+#endif
+#endif
+KOPT_EXTERN_ SLEEF_VECTOR_ SLEEF_(exp, 10)(SLEEF_VECTOR_), SLEEF_(log, 10)(SLEEF_VECTOR_),
+    SLEEF_(tanh, 10)(SLEEF_VECTOR_), SLEEF_(erf, 10)(SLEEF_VECTOR_), SLEEF_(erfc, 15)(SLEEF_VECTOR_),
+    SLEEF_(atan2, 10)(SLEEF_VECTOR_, SLEEF_VECTOR_);
+
+/* exp to atan2 of an array. y: the second argument of atan2. */
+FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
+    SLEEF_VECTOR_ a[sizeof(vf32_) / sizeof(SLEEF_VECTOR_)], b[sizeof(vf32_) / sizeof(SLEEF_VECTOR_)];
+    size_t i;
+    memcpy(a, &x, sizeof x);
+    memcpy(b, &y, sizeof y);
+    for (i = 0; i < sizeof a / sizeof *a; i++) switch ((int)kind) {
+        case KOPT_VMATH_EXP_: a[i] = SLEEF_(exp, 10)(a[i]); break;
+        case KOPT_VMATH_LOG_: a[i] = SLEEF_(log, 10)(a[i]); break;
+        case KOPT_VMATH_TANH_: a[i] = SLEEF_(tanh, 10)(a[i]); break;
+        case KOPT_VMATH_ERF_: a[i] = SLEEF_(erf, 10)(a[i]); break;
+        case KOPT_VMATH_ERFC_: a[i] = SLEEF_(erfc, 15)(a[i]); break;
+        default: a[i] = SLEEF_(atan2, 10)(a[i], b[i]);
+        }
+    memcpy(&x, a, sizeof x);
+    return K_(canonical_nan)(x);
+}
+#undef SLEEF_
+#undef SLEEF_VECTOR_
+FN_ vf32_ K_(step_tanh)(vf32_ x) { return K_(function)(KOPT_VMATH_TANH_, x, x); }
+FN_ vf32_ K_(step_atan2)(vf32_ y, vf32_ x) { return K_(function)(KOPT_VMATH_ATAN2_, y, x); }
+#else
+FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
+    switch ((int)kind) {
+    case KOPT_VMATH_EXP_: return K_(vmath_exp)(x, splat_(0));
+    case KOPT_VMATH_LOG_: return K_(vmath_log)(x);
+    case KOPT_VMATH_TANH_: return K_(vmath_tanh)(x);
+    case KOPT_VMATH_ERF_: return K_(vmath_erf)(x);
+    case KOPT_VMATH_ERFC_: return K_(vmath_erfc)(x);
+    default: return K_(vmath_atan2)(x, y);
+    }
+}
+FN_ vf32_ K_(step_tanh)(vf32_ x) { return K_(vmath_tanh)(x); }
+FN_ vf32_ K_(step_atan2)(vf32_ y, vf32_ x) { return K_(atan2_positive)(y, x); }
+#endif
 
 #if !defined(CORE_ONLY_) && KOPT_PASS_ != KOPT_PASS_CUDA_ /* the rest is about arrays: CUDA has loops of its own */
 
@@ -4201,23 +4266,20 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
         u = K_(load_n)(j->in + i * size, size, n);
         x = as_f32_(u);
         switch ((int)j->kind) {
-        case KOPT_VMATH_EXP_: x = K_(vmath_exp)(x, splat_(0)); break;
-        case KOPT_VMATH_LOG_: x = K_(vmath_log)(x); break;
-        case KOPT_VMATH_TANH_: x = K_(vmath_tanh)(x); break;
-        case KOPT_VMATH_ERF_: x = K_(vmath_erf)(x); break;
-        case KOPT_VMATH_ERFC_: x = K_(vmath_erfc)(x); break;
-        case KOPT_VMATH_ATAN2_: x = K_(vmath_atan2)(x, as_f32_(K_(load_n)(in2, 4, n))); break;
         case KOPT_VMATH_SINCOSPI_:
             x = K_(vmath_sincospi)(x, &y);
             K_(store_n)(j->out2 + i * size, size, n, as_u32_(y));
             break;
-        default:
+        case KOPT_VMATH_MAP_:
+        case KOPT_VMATH_MAP_BACKWARD_:
             u = K_(map16)(j->f, j->format, u);
             if (j->kind == KOPT_VMATH_MAP_BACKWARD_) {
                 y = mul_(K_(widen)(u, j->format), K_(widen)(K_(load_n)(in2, size, n), j->format));
                 u = K_(round_nearest16)(y, j->format);
             }
             x = as_f32_(u);
+            break;
+        default: x = K_(function)(j->kind, x, as_f32_(K_(load_n)(in2, size, n)));
         }
         K_(store_n)(j->out + i * size, size, n, as_u32_(x));
     }
@@ -4299,7 +4361,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         x = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
         p->x[0] = K_(moving_average)(k->beta2, k->gain2, p->x[0], g);
 #ifdef KAHAN_OPT_VMATH
-        if (k->smooth) return K_(vmath_tanh)(mul_(k->sharpness, x));
+        if (k->smooth) return K_(step_tanh)(mul_(k->sharpness, x));
 #endif
         return K_(sign)(x);
     }
@@ -4328,7 +4390,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
     if (k->unrectified) return p->x[0]; /* RAdam and Ranger in their first steps */
     denominator = add_(mul_(denominator, k->root_scale), k->eps);
 #ifdef KAHAN_OPT_VMATH
-    if (kind.rule == KOPT_ADAM_ATAN2) return K_(atan2_positive)(p->x[0], denominator);
+    if (kind.rule == KOPT_ADAM_ATAN2) return K_(step_atan2)(p->x[0], denominator);
 #endif
     return div_(p->x[0], denominator);
 }
@@ -9141,7 +9203,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 }
 
 #ifdef KAHAN_OPT_VMATH
-/* ---- vector mathematics ---- */
+/* ---- functions of arrays ---- */
 
 static void kopt_run_vmath_(const kopt_vmath_job_ *j) {
     kopt_environment_ environment;

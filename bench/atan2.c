@@ -1,6 +1,6 @@
 /* Adam-atan2 beside AdamW: decoupled decay, bf16 with Kahan and fp32, on each instruction set.
 
-     ./build.sh bench atan2 [N]      N weights (default 8192: in cache); by SLEEF with KAHAN_OPT_SLEEF
+     ./build.sh bench atan2 [N]      N weights (default 8192: in cache); first by SLEEF, if the system has it
 
    The lines of a row are timed in thread CPU time, interleaved: one after the other, again and again, so that what
    drifts, drifts for all. Printed are the medians, in ns per weight, and the medians of the ratios to AdamW's. */
@@ -15,7 +15,11 @@
 
 enum { LINES = 3, REPETITIONS = 201 };
 static const kopt_format format[] = {KOPT_BF16, KOPT_F32};
+#ifdef KAHAN_OPT_SLEEF
+static const char *const title[LINES] = {"AdamW", "Adam-atan2 by SLEEF", "smooth Lion by SLEEF"};
+#else
 static const char *const title[LINES] = {"AdamW", "Adam-atan2", "smooth Lion"};
+#endif
 
 static void *allocate(size_t bytes) {
     void *p = calloc(1, bytes);
@@ -66,7 +70,7 @@ int main(int count, char **arguments) {
                     ratio[line][r] = time[line][r] / time[0][r];
                 }
             for (line = 0; line < LINES; line++)
-                printf("%-8s %s %-14s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)isa),
+                printf("%-8s %s %-20s %7.3f ns   %.2f\n", kopt_isa_name((kopt_isa)isa),
                        format[f] == KOPT_BF16 ? "bf16" : "fp32", title[line], median(time[line], REPETITIONS),
                        median(ratio[line], REPETITIONS));
         }

@@ -1,6 +1,7 @@
 /* test_atan.c - the rules of KAHAN_OPT_VMATH: Adam-atan2 and smooth Lion. Bit for bit as docs/numerics.md has them, in
    all the ways of tests/test_step_bits.c; the atan2 of a step against libm's in binary64; both published formulas over
-   500 steps; what the rules promise. Argument "quick": a part of it. With KAHAN_OPT_SLEEF all of it by SLEEF, whose vectors are to have the bits of SLEEF's functions of one number. */
+   500 steps; what the rules promise. Argument "quick": a part of it. With KAHAN_OPT_SLEEF all of it by SLEEF, whose
+   vectors are to have the bits of SLEEF's functions of one number. */
 #define KAHAN_OPT_VMATH
 #include "test_step_bits.c"
 
@@ -51,7 +52,7 @@ static void check_angle(int quick) {
         }
     }
     kopt_isa_force(KOPT_ISA_COUNT);
-    ok(worst < 7.62939453125e-06 && worst > 1e-7 && !signs,
+    ok(worst < 7.62939453125e-06 && worst > 1e-8 && !signs,
        "the atan2 of a step is within 2^-17 of libm's in binary64: %.3g, 2^%.2f", worst, log2(worst));
 }
 
@@ -220,7 +221,6 @@ static void check_traits(void) {
 
 static void check_options(void) {
     static uint16_t a[N];
-    static unsigned char image[176 + 64 + 4 * 208 + 4];
     kopt_tensor t = kopt_tensor_of(a, gradient, KOPT_F32, 100, state, sizeof state);
     kopt_optimizer o = kopt_adam_atan2(1e-3), p = o;
     kopt_step step;
@@ -251,12 +251,11 @@ static void check_options(void) {
            p.decay_mode == KOPT_DECOUPLED,
        "... and of smooth Lion");
     kopt_state_init(&o, &t, NULL);
-    ok(state[5] == 7 && (state[9] & 7) == 2 && kopt_state_size(&o, 100) == 64 + 3 * 208,
+    ok(state[5] == 7 && (state[9] & 7) == 2 && kopt_state_size(&o, 100) == 64 + 600,
        "the state block: rule 7, two moments");
     p = kopt_adamw(1e-3);
     ok(kopt_optimizer_step(&p, &t, 1) == KOPT_ERROR_MISMATCH, "... which AdamW refuses");
-    ok(kopt_save(&o, &t, 1, image, sizeof image) == KOPT_OK && kopt_load(&o, &t, 1, image, sizeof image) == KOPT_OK,
-       "... and which is saved and loaded");
+    ok(kopt_state_seal(&o, &t) == KOPT_OK && kopt_state_open(&o, &t) == KOPT_OK, "... and which is sealed and opened");
 }
 
 /* Stall counts: each weight that has a gradient wants to move, and each instruction set counts the same. */
