@@ -1578,10 +1578,8 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 /* In the comments below, "section" with a number means that section of docs/numerics.md. */
 
-/* Selects the vector code of this build: KOPT_X86_ (AVX-512, KOPT_AVX2_, KOPT_SSE2_), KOPT_NEON_, KOPT_SIMD128_, or
-   none. Where the flags of the compiler promise AVX2 or AVX-512, the sets below it would never be chosen, and are left
-   out. tcc, nvcc and unknown compilers get scalar code only. The vocabulary of KOPT_SIMD128_ needs a little-endian
-   machine and, with gcc, version 12. */
+/* The vector code of this build: KOPT_X86_ (AVX-512, KOPT_AVX2_, KOPT_SSE2_), KOPT_NEON_, KOPT_SIMD128_, or none. Sets
+   below the one that the flags of the compiler promise are left out. tcc, nvcc and unknown compilers: scalar code. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__CUDACC__)
 #elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
@@ -1603,11 +1601,9 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 #if defined(KOPT_X86_)
 #if defined(KOPT_GCC_) && !defined(_IMMINTRIN_H_INCLUDED)
-/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes all of them: parsing them
-   takes 3 % longer. */
-#define _IMMINTRIN_H_INCLUDED
+#define _IMMINTRIN_H_INCLUDED /* lets us include some of gcc's headers: all of <immintrin.h> takes 3 % longer */
 #if !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
-#define _MM_MALLOC_H_INCLUDED /* keeps the headers from including stdlib.h, which bare metal and UEFI lack */
+#define _MM_MALLOC_H_INCLUDED /* no stdlib.h, which bare metal and UEFI lack */
 #include <smmintrin.h>
 #undef _MM_MALLOC_H_INCLUDED
 #endif
@@ -1649,8 +1645,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 #ifdef KOPT_GNU_
 #define KOPT_NOINLINE_ __attribute__((__noinline__))
-/* Not forced at clang -O0, which gives every value of every inlined call its own stack slot: 1 MB of stack. */
-#if defined(__clang__) && !defined(__OPTIMIZE__)
+#if defined(__clang__) && !defined(__OPTIMIZE__) /* would use 1 MB of stack: no slot is shared by inlined calls */
 #define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_
 #else
 #define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
@@ -1676,9 +1671,9 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 #ifdef KOPT_GCC_
 #if !defined(__OPTIMIZE__) && !defined(__CUDACC__)
+#define KOPT_OPTIMIZED_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O2") /* at -O0 vector code is 8-15x slower */
-#define KOPT_OPTIMIZED_HERE_
 #endif
 #elif defined(_MSC_VER) && !defined(KOPT_GNU_)
 #pragma float_control(precise, on, push)
@@ -1692,7 +1687,7 @@ typedef unsigned char kopt_byte_;
 enum {
     KOPT_HEADER_ = 64,       /* bytes of a state block before its arrays */
     KOPT_BLOCK_VERSION_ = 2, /* of the layout of a state block */
-    KOPT_RANDOM_STEP_ = 0,   /* this and all that follow: streams of random bits, section 7 */
+    KOPT_RANDOM_STEP_ = 0,   /* from here on: streams of random bits, section 7 */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
@@ -1700,23 +1695,21 @@ enum {
     KOPT_RANDOM_NOISE_ = 5
 };
 
-/* The scale of a block of 256 codes: largest, which is the largest magnitude in the block (KOPT_SIGN to nearest: the
-   mean). Both are fp32 words, the bits of fp32 numbers. The scale is 0 if largest is 0 or subnormal, and NaN (7FC00000)
-   if largest is infinite or NaN: then the whole block decodes to NaN. */
+/* The scale of a block of 256 codes, from its largest magnitude (KOPT_SIGN to nearest: its mean); both are bits of fp32
+   numbers. 0 if largest is 0 or subnormal; NaN (7FC00000) if it is infinite or NaN: then the block decodes to NaN. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
-    /* infinity + (1 << 22) is 7FC00000. Not a conditional expression with that constant: gcc 12 -O1 for Thumb-2 loses
-       the upper half of it. */
+    /* infinity + (1 << 22) is 7FC00000. With a conditional expression gcc 12 -O1 for Thumb-2 loses its upper half. */
     return bounded < 0x00800000u ? 0 : bounded + ((uint32_t)(bounded == infinity) << 22);
 }
-/* Are all codes of a block with this scale 0? */
+/* True if every code of a block is 0, because its scale is 0 or NaN. */
 KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
 /* place_q8 of a root, whose code is 255 at most, minus its code: see KERNELS */
 #define KOPT_ROOT_PLACE_ ((uint32_t)1049)
 
-/* The scale of a block of KOPT_Q8 codes (section 6b). square: the block holds roots of means of squares, and the scale
-   is their largest. For all other numbers the scale is a power of two. */
+/* The scale of a block of KOPT_Q8 codes (section 6b): of roots of means of squares (square) the largest, of other
+   numbers a power of two. */
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
     const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
     if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
@@ -1728,12 +1721,12 @@ typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    kopt_format grad_format, copy_format, moment_format;                            /* formats in memory */
-    size_t begin, end, scale; /* scale: offset in bytes from the codes of an 8-bit moment to its scales */
+    kopt_format grad_format, copy_format, moment_format;                            /* in memory */
+    size_t begin, end, scale; /* scale: bytes from the codes of an 8-bit moment to its scales */
     uint64_t first;           /* global index of element 0 */
     uint32_t id, stream;      /* of the random bits */
     float rate, weight_decay;
-    int buffered; /* moment[] are fp32 buffers (means of squares as roots), which the caller then rounds and stores */
+    int buffered; /* moment[] are fp32 buffers (means of squares as roots); the caller rounds and stores them */
 } kopt_job_;
 
 /* The conversion of an array. */
@@ -1747,8 +1740,7 @@ typedef struct kopt_conversion_ {
     uint32_t step, id;
 } kopt_conversion_;
 
-/* One call of a training-loop tool for n elements: the norm, the clipping of values or the sum of shards. Each tool
-   reads only some of the fields. */
+/* One call of a training-loop tool: the norm, clipping or the sum of shards. Each reads some of the fields. */
 typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_SUM_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
@@ -1757,7 +1749,7 @@ typedef struct kopt_tool_ {
     kopt_byte_ *dst;
     size_t n;
     kopt_norm *norm;
-    uint32_t limit; /* largest magnitude, as bits of dst_format */
+    uint32_t limit; /* of magnitudes, as bits of dst_format */
     const void *const *shards;
     size_t count;
     float scale;
@@ -1777,13 +1769,12 @@ typedef struct kopt_tool_ {
 #else
 #define KOPT_LAST_RULE_ KOPT_EMA
 #endif
-#define KOPT_EXACT KOPT_EXACT
 
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
 }
 
-/* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments keep its square root. */
+/* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments store its root. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
@@ -1814,7 +1805,7 @@ KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
     memcpy(p, &x, 2);
 }
 KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { memcpy(p, &x, 4); }
-/* Fills the `room` bytes of part with size bytes from p and then zeros: size <= room. Returns part. */
+/* Copies size bytes to part and fills its `room` bytes with zeros. Returns part. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
                                                                        const kopt_byte_ *p, size_t size) {
     memset(part, 0, room);
@@ -1834,19 +1825,19 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 
 /* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
 
-/* Norms, loss scales, RAdam and checks of arguments need binary64. */
+/* For norms, loss scales, RAdam and checks of arguments. */
 
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
 #error "kahan_opt.h needs a double of 64 bits (AVR: gcc -mdouble=64)"
 #endif
 
-/* Converts binary32 to binary64, exactly. Returns the bits. */
+/* The bits of x as a double, which is exact. */
 KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
     uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
     const uint64_t sign = (uint64_t)(u >> 31) << 63;
     if (exponent == 896 && fraction == 0) return sign;
     if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) { /* subnormal in binary32, normal in binary64 */
+    if (exponent == 896) { /* subnormal as a float, normal as a double */
         for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
         fraction &= 0x007FFFFFu;
     }
@@ -1857,12 +1848,15 @@ typedef union kopt_bitcast64_ {
     double d;
     uint64_t u;
 } kopt_bitcast64_;
-
-/* The bits of a double. */
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
-    kopt_bitcast64_ bits;
-    bits.d = x;
-    return bits.u;
+    kopt_bitcast64_ both;
+    both.d = x;
+    return both.u;
+}
+KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
+    kopt_bitcast64_ both;
+    both.u = bits;
+    return both.d;
 }
 
 #if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(__aarch64__)
@@ -1870,9 +1864,8 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 #else
 #define KOPT_REGISTER64_ "m"
 #endif
-/* An optimization barrier: hides the value of x from the compiler. The barriers here and in kopt_to_float_() are
-   volatile, so they stay in order, and every operation is between two of them: one for its operand, one for its result.
-   So the compiler cannot move an operation before kopt_enter_() or after kopt_leave_(), which set and restore the
+/* Hides the value of x from the compiler. These barriers are volatile, so they stay in order, and every operation is
+   between two of them: none moves before kopt_enter_() or after kopt_leave_(), which set and restore the
    floating-point environment. */
 KOPT_INLINE_ double kopt_opaque64_(double x) {
 #ifdef __CUDA_ARCH__
@@ -1886,17 +1879,12 @@ KOPT_INLINE_ double kopt_opaque64_(double x) {
 #endif
 }
 
-KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
-    kopt_bitcast64_ whole;
-    whole.u = bits;
-    return whole.d;
-}
 #ifdef __CUDA_ARCH__
-#define KOPT_OPERATION64_(name, ptx, operation)             \
+#define KOPT_OPERATION64_(name, ptx, operation)    \
     KOPT_INLINE_ double name(double a, double b) { \
-        double r;                                        \
-        KOPT_PTX_(ptx, "d", r, a, b);                       \
-        return r;                                           \
+        double r;                                  \
+        KOPT_PTX_(ptx, "d", r, a, b);              \
+        return r;                                  \
     }
 #else
 #define KOPT_OPERATION64_(name, ptx, operation) \
@@ -1905,52 +1893,47 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
 KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
 KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
-/* The division is in assembly, as in kopt_div_(). */
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
     !(defined(__x86_64__) || defined(__SSE2_MATH__) || defined(__aarch64__) || defined(__powerpc__))
 KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
-#elif defined(__powerpc__)
-#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b))
-#elif defined(__aarch64__)
-#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b))
-#elif defined(__AVX__)
-#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b))
 #else
-#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b))
+KOPT_INLINE_ double kopt_div64_(double a, double b) { /* in assembly, as in kopt_div_() */
+#if defined(__powerpc__)
+    __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b));
+#elif defined(__aarch64__)
+    __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b));
+#elif defined(__AVX__)
+    __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
+#else
+    __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
 #endif
-#ifdef KOPT_DIVIDE64_
-KOPT_INLINE_ double kopt_div64_(double a, double b) {
-    KOPT_DIVIDE64_(a, b);
     return a;
 }
 #endif
-
-KOPT_INLINE_ double kopt_half64_(double x) { return kopt_mul64_(x, 0.5); }
 
 KOPT_INLINE_ float kopt_to_float_(double x) {
 #ifdef __CUDA_ARCH__
     float y;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y = (float)(kopt_opaque64_(x));
+    float y = (float)kopt_opaque64_(x);
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile float y = (float)(kopt_opaque64_(x));
+    volatile float y = (float)kopt_opaque64_(x);
 #endif
     return y;
 }
 
-/* A double, and its bits in two halves. For constants that are not exact in binary32: gcc's -fsingle-precision-constant
-   would round the literal, and with -frounding-math a quotient of exact literals would be rounded as the caller wants
-   it. tests/signs.py compares the two. */
+/* A double from its bits in two halves, where its literal is not exact in binary32: -fsingle-precision-constant would
+   round that. tests/signs.py compares the two. */
 #define KOPT_DOUBLE_(literal, high, low) kopt_bits_to_f64_(((uint64_t)(high) << 32) + (low))
 #define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
-/* a < b, compared as integers: -Ofast assumes that there are no NaNs, and if the caller has set DAZ, a comparison of
-   doubles takes subnormals for 0. A NaN is above all numbers or, if its sign bit is set, below all. */
+/* a < b, compared as integers: -Ofast knows no NaNs, and DAZ takes subnormals for 0. A NaN is above all numbers or, if
+   its sign bit is set, below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(double a, double b) {
     const uint64_t top = (uint64_t)1 << 63;
     uint64_t x = kopt_bits64_(a), y = kopt_bits64_(b);
@@ -1964,9 +1947,8 @@ static KOPT_HOST_DEVICE_ int kopt_within64_(double x, double low, double high) {
     return (kopt_bits64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
 }
 
-
-/* Checks of ranges, for every step; they compare the bits. The bits of nonnegative numbers are in the order of the
-   numbers, and the bits of negative numbers and NaNs are above those of any finite bound. -0 counts as 0. */
+/* Checks of ranges, for every step. They compare bits, which have the order of nonnegative numbers; those of negative
+   numbers and NaNs are above any finite bound. -0 counts as 0. */
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
 KOPT_INLINE_ int kopt_from_0_to_(double x, double largest) {
     return kopt_bits64_(x) <= kopt_bits64_(largest) || kopt_is_zero_(x);
@@ -1979,13 +1961,12 @@ KOPT_INLINE_ int kopt_normal_at_most_(double x, double largest) { /* at least 2^
     return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(largest);
 }
 
-/* 1 - beta in fp32, from the bits of 0 <= beta < 1. Truncates beta to 64 bits after the binary point, truncates the
-   difference to 53 significant bits and rounds it to fp32. In integers, so that it needs no binary64 arithmetic. */
+/* 1 - beta in fp32, from the bits of 0 <= beta < 1 or -0. Truncates beta to 64 bits after the binary point, truncates
+   the difference to 53 significant bits and rounds it to fp32. */
 static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t beta) {
     uint64_t q = beta << 11 | (uint64_t)1 << 63;
-    /* 2047 drops the sign bit: beta may be -0 */
     int shift = 1022 - (int)(beta >> 52 & 2047), e = 1022;
-#ifdef __CUDA_ARCH__ /* q is shifted at once */
+#ifdef __CUDA_ARCH__
     if (shift > 0) q = shift < 64 ? q >> shift : 0;
 #else
     for (; shift > 0; shift--) q >>= 1;
@@ -1995,7 +1976,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t 
     shift = __clzll((long long)q);
     e -= shift;
     q <<= shift;
-#elif defined(KOPT_VECTORS16_) /* one instruction counts the zeros */
+#elif defined(KOPT_VECTORS16_)
     e -= __builtin_clzll(q); /* q is not 0 */
     q <<= __builtin_clzll(q);
 #else
@@ -2004,12 +1985,12 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t 
     return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + ((uint64_t)e << 52)));
 }
 
-/* 1 - (1 - a) * (1 - b), computed as a + b - a * b: a small a or b would lose its digits in 1 - a or 1 - b. */
+/* 1 - (1 - a) * (1 - b). 1 - a and 1 - b would lose digits of small a and b. */
 static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_combine_gains_(float a, float b) {
     return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
 }
 
-/* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step, by binary exponentiation. */
+/* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step. */
 static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
     float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = kopt_as_f32_(0);
     *beta32 = kopt_to_float_(beta);
@@ -2023,8 +2004,8 @@ static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *bet
 }
 
 #ifdef __CUDA_ARCH__
-/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one. Both lanes of the pair call it. Takes four
-   bits of the step at a time, without a branch; bits above the highest one change nothing. */
+/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one; both lanes call it. Takes four bits of the
+   step at a time, without a branch; bits above the highest one change nothing. */
 static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
                                                       float *correction2) {
     const int even = (int)(threadIdx.x & 30u);
@@ -2049,11 +2030,10 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
     *correction2 = __shfl_sync(pair, correction, even + 1);
 }
 #else
-/* kopt_beta_() of both beta1 and beta2, side by side: each waits for its own results only. */
+/* kopt_beta_() of beta1 and beta2, side by side: neither waits for the other. */
 static void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1, float *correction2) {
-    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)),
-          gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
-    float r1 = kopt_as_f32_(0), r2 = r1;
+    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = kopt_as_f32_(0);
+    float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = r1;
     uint32_t step = s->step;
     s->beta1 = kopt_to_float_(opt->beta1);
     s->beta2 = kopt_to_float_(opt->beta2);
@@ -2076,26 +2056,22 @@ static void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correcti
 
 /* Square root of 0 < a <= 1 by Heron's method. The iterates decrease until they have converged. */
 static KOPT_HOST_DEVICE_ double kopt_sqrt64_(double a) {
-    double x = 1.0, y;
-    for (;;) {
-        y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
-        if (!kopt_less64_(y, x)) return x;
+    double x, y = 1.0;
+    do {
         x = y;
-    }
+        y = kopt_mul64_(kopt_add64_(x, kopt_div64_(a, x)), 0.5);
+    } while (kopt_less64_(y, x));
+    return x;
 }
 
-/* Converts n > 0 to binary64, nearest even. */
+/* n as a double, rounded to nearest even. */
 static KOPT_HOST_DEVICE_ double kopt_u64_to_f64_(uint64_t n) {
-    const uint32_t high = (uint32_t)(n >> 32), low = (uint32_t)(n & 0xFFFFFFFFu);
-    const double low64 = low == 0 ? 0 : (double)low;
-    if (high == 0) return low64;
-    return kopt_add64_(kopt_mul64_((double)high, 4294967296.0), low64);
+    return kopt_add64_(kopt_mul64_((double)(uint32_t)(n >> 32), 4294967296.0), (double)(uint32_t)n);
 }
 
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
 
-/* Adds value * 2^(p - 298) to the exact sum. A limb is one of its words, norm->digit[i]. Does not propagate carries:
-   each limb grows by less than 2^33. */
+/* Adds value * 2^(p - 298) to the exact sum without carries: each limb, norm->digit[i], grows by less than 2^33. */
 KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_t p) {
     const uint64_t low = (value & 0xFFFFFFFFu) << (p & 31u), high = (value >> 32) << (p & 31u);
     uint64_t *limb = norm->digit + (p >> 5);
@@ -2104,7 +2080,7 @@ KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_
     limb[2] += high >> 32;
 }
 
-/* Propagates carries. Then all limbs but the last are below 2^32, and equal sums have equal limbs. */
+/* Propagates carries: all limbs but the last become less than 2^32, and equal sums have equal limbs. */
 static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     int i;
     for (i = 0; i < 19; i++) {
@@ -2113,15 +2089,14 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     }
 }
 
-/* The fp32 word of |x|, with x the value at p. */
+/* The bits of |x| in fp32, with x the value at p. */
 KOPT_INLINE_ uint32_t kopt_load_magnitude_(const kopt_byte_ *p, kopt_format format) {
     if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
     if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
     return kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)(kopt_load16_(p) & 0x7FFFu)));
 }
 
-/* Adds the squares of n values one by one, and counts the values that are not finite. Between two calls of
-   kopt_norm_carry_(), at most 2^30 values may be added. */
+/* Adds the squares of n values and counts those that are not finite. Carries are due after at most 2^30 values. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(kopt_norm *norm, const kopt_byte_ *p,
                                                                                 kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
@@ -2136,14 +2111,14 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(
     }
 }
 
-/* Copies a norm and propagates the carries of the copy. Not an assignment, which would call memcpy. */
+/* A copy with its carries propagated. */
 static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
     *to = *from;
     kopt_norm_carry_(to);
 }
 
-/* The square root, rounded to nearest even; infinity if a value was not finite. Computes 54 bits of the root one by
-   one; the last bit and the remainder decide the rounding. */
+/* The square root, rounded to nearest even; infinity if a value was not finite. Computes 54 bits one by one; the last
+   bit and the remainder decide the rounding. */
 static KOPT_HOST_DEVICE_ double kopt_norm_root_(const kopt_norm *norm) {
     uint64_t remainder = 0, root = 0;
     int pairs, pair, i;
