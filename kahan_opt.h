@@ -2163,7 +2163,7 @@ typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_UNIFORM_       /* a + b * a random number in (-1, 1) */
 } kopt_vmath_kind_;
 
-/* One call of the kernel of vector mathematics. Each kind reads only some of the fields. */
+/* One call of the kernel of vector mathematics. Each kind reads some of the fields. */
 typedef struct kopt_vmath_job_ {
     kopt_vmath_kind_ kind;
     kopt_function f;
@@ -2175,8 +2175,8 @@ typedef struct kopt_vmath_job_ {
     kopt_random_key key;
 } kopt_vmath_job_;
 
-/* The inputs that the polynomials do not round correctly, in the order of function, format (bf16, fp16) and input:
-   `input << 16 | output`. `tests/vmath.py exceptions` prints the table. */
+/* Inputs that the polynomials do not round correctly, by function, format (bf16, fp16) and input: `input << 16 |
+   output`. `tests/vmath.py exceptions` prints the table. */
 /* clang-format off */
 static const kopt_byte_ kopt_map_exception_start_[27] = {0, 0, 2, 2, 3, 3, 3, 3, 9, 9, 11, 11, 14, 14, 19, 19, 21, 21,
     27, 27, 33, 34, 48, 48, 54, 54, 57};
@@ -2191,34 +2191,25 @@ static const uint32_t kopt_map_exceptions_[57] = {
 /* clang-format on */
 #endif
 
-/* The stages of a step, as bits. The direction stage reads the gradient, updates the moments and computes the
-   direction, which the learning rate multiplies. The commit stage updates, rounds and stores the weight. The final
-   stage comes after it: slow weights, copies, counts, zeroing the gradient. A vector kernel steps two vectors at a
-   time, a pair. It hands a pair with special values to the scalar code, which then runs only the direction or only the
-   commit stage; a buffer holds the direction in between. */
+/* ---- kinds of steps, random numbers and tiles ---- */
+
+/* The stages of a step, as bits. Direction: reads the gradient, updates the moments and computes the direction, which
+   the learning rate multiplies. Commit: updates, rounds and stores the weight. Final: slow weights, copies, counts,
+   zeroing the gradient. Scalar code runs one stage of a pair of vectors that has special values in it. */
 enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4, KOPT_ALL_STAGES_ = 7 };
 #ifndef KOPT_NT_THRESHOLD_
 #define KOPT_NT_THRESHOLD_ (((size_t)1) << 25) /* conversions to this many bytes use non-temporal stores */
 #endif
-/* Elements of a tile, which is stepped stage by stage. A block of 8-bit moments has as many. */
-#define KOPT_TILE_ 256
-#define KOPT_LARGEST_PAIR_ 32 /* elements of a pair of vectors of AVX-512 */
+#define KOPT_TILE_ 256 /* elements of a tile, and of a block of 8-bit moments */
 
-/* The order of stages in a specialized loop. Tiled: each stage runs over a whole tile. Fused: the commit stage of a
-   pair follows its direction stage at once. Pipelined: the commit stage of a pair follows the direction stage of the
-   next pair, so that the processor can work on two divisions at a time. docs/benchmarks.md measures the gain. */
-
-/* ---- kinds of steps, random numbers and tiles ---- */
-
-/* The kind of a step: rule, formats and roundings. A function that is compiled for certain kinds overwrites fields with
-   constants, so that the compiler drops the code for all other kinds. */
+/* The kind of a step. A function for certain kinds overwrites fields with constants, so that the compiler drops the
+   code for all others. */
 typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-
-    /* buffered: the moments are in fp32 buffers, and are rounded when they are stored from there to memory */
-    int moment_count, nesterov, buffered;
+    int moment_count, nesterov;
+    int buffered; /* moments are in fp32 buffers, and are rounded when they are stored from there to memory */
 } kopt_kind_;
 
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
@@ -2239,13 +2230,12 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_
     return kind;
 }
 
-/* Is this moment a mean of squares, and does its array (memory, or the fp32 buffer) hold the root instead? */
+/* Does the array (or fp32 buffer) of this moment hold the root of a mean of squares? */
 KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
     return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
 }
 
-/* Moments are rounded as opt.moment_rounding says, except AMSGrad's maximum: it does not accumulate, and is rounded to
-   nearest. */
+/* AMSGrad's maximum, which does not accumulate, is always rounded to nearest. */
 KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
     return moment == 2 && kopt_is_square_(kind.rule, moment) ? KOPT_NEAREST : kind.moment_rounding;
 }
@@ -2260,12 +2250,11 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 
 #ifdef KOPT_VECTOR_CODE_
-/* Bytes that are more than the cache of a core, and more than its share of the last cache. */
-#define KOPT_CORE_CACHE_ (((size_t)1) << 21)
-#define KOPT_SHARED_CACHE_ (((size_t)1) << 25)
+/* Bytes: more than a core's L2, and more than its share of L3. */
+enum { KOPT_CORE_CACHE_ = 1 << 21, KOPT_SHARED_CACHE_ = 1 << 25 };
 
-/* Does a step of n elements prefetch? Only if its arrays have more than `enough` bytes. In memory it helps steps whose
-   bytes take longer than their arithmetic, and slows down others. */
+/* Does a step of n elements prefetch? If its arrays have more than `enough` bytes, and their bytes take longer than
+   their arithmetic: others would be slower. */
 static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t enough) {
     const size_t moment = kopt_bytes_of_(j->moment_format);
     const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
@@ -2275,29 +2264,24 @@ static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ ki
 }
 #endif
 
-/* docs/numerics.md, section 7, which defines group, span, own, other and row. (From here on, "section" is one of that
-   page.) A block of Philox4x32-7 (Salmon et al. 2011) is 4 words, that is 8 halves, which serve 8 elements in each
-   group of a span. Number k of an element is r_k = own + (16 * row + 2 * k) * other, modulo 2^16. k is 0 for the weight
-   and 1 to 4 for the moments. In the variables below, r is both number 0 and 2 * other of an element, `number` is
-   number 0 (or number k, once stride has been added k times), and stride is 2 * other. */
-
+/* Section 7 defines group, span, own, other and row. A block of Philox4x32-7 (Salmon et al. 2011) has 8 halves, for 8
+   elements in each group of a span. Number k of an element is own + (8 * row + k) * stride modulo 2^16, with stride =
+   2 * other: k is 0 for the weight, 1 to 4 for the moments. r packs number 0 (low half) and stride (high half);
+   `number` is number 0, or number k after k additions of stride. */
 #define KOPT_RANDOM_GROUP_ 128 /* elements; all 16 groups of a span use the same 16 Philox blocks */
-#define KOPT_RANDOM_SPAN_ 2048
+enum { KOPT_RANDOM_SPAN_ = 2048, KOPT_RANDOM_STORES_ = 8 /* numbers of a row, of which 5 are used */ };
 
 /* The Philox block of the element with this global index: b of section 7. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint64_t kopt_philox_block_(uint64_t index) {
     return (index >> 11 << 4) | (index >> 3 & 15);
 }
 
-/* Returns 8 * row of the element with this global index. Number k is own + (8 * row + k) * (2 * other): a row has 8
-   factors 8 * row + k, of which 5 are used (k = 0 to 4). */
-enum { KOPT_RANDOM_STORES_ = 8 };
+/* 8 * row of the element with this global index. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(uint64_t index) {
     return (uint32_t)(index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
-/* r of an element: number 0 in the lower half, 2 * other in the upper half. So number k is number 0 plus k times the
-   upper half. halves: the word of the element, with its own half as the lower one. */
+/* r of an element. halves: its word, with its own half as the lower one. */
 static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, uint64_t index) {
     const uint32_t stride = halves >> 16 << 1;
     return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
@@ -2321,42 +2305,38 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_philox_key_ kopt_make_philox_ke
 
 #ifdef KOPT_VECTOR_CODE_
 #ifdef KOPT_GNU_
-#define KOPT_ALIGN64_ __attribute__((__aligned__(64))) /* an array whose vectors do not cross cache lines */
+#define KOPT_ALIGN64_ __attribute__((__aligned__(64))) /* no vector crosses a cache line */
 #else
 #define KOPT_ALIGN64_ __declspec(align(64))
 #endif
 #define KOPT_BYTES_(p) ((kopt_byte_ *)(p))
 
-/* The random numbers of a tile, which is up to KOPT_TILE_ consecutive elements: as long as 2 groups. It may begin
-   within a group, so lower and upper hold up to 3 groups, two elements to a word, in the order of memory. number and
-   stride point to the tile's first element in lower (number 0) and upper (2 * other), 16 bits per element. */
+/* Random numbers of a tile, which takes up to 2 groups and touches up to 3: 16 bits per element, in memory order. */
 typedef struct kopt_random_tile_ {
     KOPT_ALIGN64_ uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
-    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2];
-    const kopt_byte_ *number, *stride;
+    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2];           /* number 0 */
+    uint32_t upper[3 * KOPT_RANDOM_GROUP_ / 2];           /* stride */
+    const kopt_byte_ *number, *stride;                    /* those of the first element of the tile */
 } kopt_random_tile_;
 
-/* An array of a job: the job's pointer to it, the bytes of an element, and whether the step writes it. */
 typedef struct kopt_job_array_ {
-    kopt_byte_ **at;
-    size_t bytes;
-    int written;
+    kopt_byte_ **at; /* the job's pointer to the array */
+    size_t bytes;    /* of an element */
+    int written;     /* by the step */
 } kopt_job_array_;
-enum { KOPT_JOB_ARRAYS_ = 10 };
+enum { KOPT_JOB_ARRAYS_ = 10, KOPT_LARGEST_PAIR_ = 32 /* elements of a pair of vectors of AVX-512 */ };
 
-/* A tile: consecutive elements of a tensor, for which one stage runs after the other. Stages read and write whole pairs
-   of vectors, so all arrays have room for the next multiple of a pair. */
+/* A tile: consecutive elements of a tensor, stepped stage by stage. Stages read and write whole pairs of vectors, so
+   all arrays have room for the next multiple of a pair. */
 typedef struct kopt_tile_ {
-    /* In fp32. x: what the rule returns, then the direction. w, compensation: the weights as
-       decay sees them, if is_loaded says so. apart: 0, or the
-       elements of a pair; then the even elements of each pair stand before the odd ones. */
-    KOPT_ALIGN64_ float x[KOPT_TILE_], w[KOPT_TILE_], compensation[KOPT_TILE_];
+    KOPT_ALIGN64_ float x[KOPT_TILE_];             /* what the rule returns, then the direction */
+    float w[KOPT_TILE_], compensation[KOPT_TILE_]; /* weights in fp32 and KAHAN's compensations, if is_loaded */
     kopt_random_tile_ random;
     kopt_job_ job; /* the step of its elements: 0 to job.end - 1 */
     kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *arrays_end;
     kopt_kind_ kind;
     int is_loaded, prefetches;
-    size_t apart;
+    size_t apart; /* 0, or the elements of a pair: its even elements stand before the odd ones */
     void (*direction)(struct kopt_tile_ *), (*commit)(struct kopt_tile_ *); /* the functions of its stages */
     float *moment[4];    /* buffered moments, means of squares as their roots */
     uint32_t largest[4]; /* their largest magnitudes after the step, as fp32 bits */
@@ -2366,7 +2346,7 @@ typedef struct kopt_tile_ {
 typedef void kopt_stage_(kopt_tile_ *);
 typedef struct kopt_stages_ {
     size_t pair;  /* elements of a pair of vectors */
-    int even_odd; /* with bf16 weights x, w and compensation have the even elements of each pair before the odd ones */
+    int even_odd; /* with bf16 weights, x, w and compensation have the even elements of each pair first */
     void (*fill_random)(kopt_random_tile_ *, const kopt_philox_key_ *, uint64_t, size_t, int, int);
     void (*decode)(float *, const kopt_byte_ *, const kopt_byte_ *, int, size_t);
     void (*encode)(kopt_byte_ *, kopt_byte_ *, const float *, uint32_t, int, int, kopt_rounding,
@@ -2375,7 +2355,7 @@ typedef struct kopt_stages_ {
     int (*find)(const kopt_kind_ *, kopt_stage_ **, kopt_stage_ **);
     void (*update)(kopt_tile_ *);
     void (*convert)(const kopt_conversion_ *);
-    const struct kopt_stages_ *other; /* what steps the kinds that find() does not know */
+    const struct kopt_stages_ *other; /* for kinds that find() does not know */
 } kopt_stages_;
 
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
@@ -2383,15 +2363,16 @@ static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 #endif
 
-/* Scalar code, which vector code calls for ranges that are too short and for special values. */
+/* Scalar code, which vector code calls for short ranges and special values. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                                     size_t pair);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
+
 /* ---- ONE PASS PER INSTRUCTION SET -------------------------------------------------------------------------------- */
 
-/* The file includes itself once per instruction set. Each inclusion compiles only the vocabulary and the kernels. */
+/* The file includes itself once per instruction set, for a vocabulary and the kernels. */
 
 #define KOPT_PASS_SCALAR_ 1
 #define KOPT_PASS_SSE2_ 2
@@ -2409,28 +2390,22 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #undef KOPT_PASS_
 #endif
 
-#ifdef KOPT_X86_
+#if defined(KOPT_X86_)
 #define KOPT_PASS_ KOPT_PASS_AVX512_
-#include KAHAN_OPT_SELF
-#undef KOPT_PASS_
-#endif
-
-#ifdef KOPT_NEON_
+#elif defined(KOPT_NEON_)
 #define KOPT_PASS_ KOPT_PASS_NEON_
-#include KAHAN_OPT_SELF
-#undef KOPT_PASS_
-#endif
-
-#ifdef KOPT_SIMD128_
+#elif defined(KOPT_SIMD128_)
 #define KOPT_PASS_ KOPT_PASS_SIMD128_
+#endif
+#ifdef KOPT_PASS_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
 #endif
 
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && !defined(KOPT_OPTIMIZED_HERE_) && \
     !defined(__FAST_MATH__) && defined(KOPT_VECTOR_CODE_)
-/* -O1 for all code after the vector kernels above, which then takes a third less time to compile. Not with -Ofast:
-   gcc's pop_options does not restore its macro __FAST_MATH__. */
+/* -O1 for all code from here on, which then compiles in two thirds of the time. Not with -Ofast: gcc's pop_options does
+   not restore __FAST_MATH__. */
 #define KOPT_COLD_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O1")
@@ -2448,7 +2423,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #endif
 
 #ifndef KOPT_READ_
-#error "kahan_opt.h did not read itself: is it a file of its own, without a guard? (CONFIGURATION: KAHAN_OPT_SELF)"
+#error "kahan_opt.h did not read itself: keep it a separate file, without a guard or #pragma once (KAHAN_OPT_SELF)"
 #undef KOPT_IMPLEMENTING_
 #endif
 
@@ -2460,10 +2435,9 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 /* ================================================================================================================== */
 /* VOCABULARIES: the operations from which the kernels are made, for each ISA. Intrinsics live here and nowhere else.
 
-   The table gives the meaning of an operation for one lane: a and b are operands, m is a mask, n is a constant, p is a
-   pointer to bytes, of any alignment. An operation marked (X_) is optional: a vocabulary that provides it defines X_.
-   For all others, KERNELS makes the operation from other ones. "Not scalar": a vocabulary with ONE_LANE_ does not need
-   the operation.
+   The table gives the meaning of an operation for one lane. a, b: operands; m: a mask; n: a constant; p: a pointer to
+   bytes, of any alignment. (X_): optional; a vocabulary that provides it defines X_, for the others KERNELS makes it
+   from other operations. "Not scalar": a vocabulary with ONE_LANE_ does not need it.
 
    Types
    vf32_                        LANES_ lanes of float (binary32)
@@ -2471,19 +2445,18 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
                                 2 * i is the lower half of lane i, half 2 * i + 1 the upper one
    vmask_                       LANES_ truth values
 
-   Floats. Arithmetic (add_ to masked_sub_) rounds once per operation, as in IEEE 754, to nearest even. With gcc and
-   clang, its results and that of as_u32_ are opaque to the compiler, so no flag can make it fuse, reorder or
-   approximate operations.
+   Floats. add_ to masked_sub_ round once, to nearest even. Their results and that of as_u32_ are opaque to gcc and
+   clang: no flag can fuse, reorder or approximate operations.
    splat_(x)                    x, a float: broadcast
    add_ sub_ mul_ div_(a, b)    a + b, a - b, a * b, a / b
    sqrt_(a)                     square root
    masked_sub_(m, a, b)         m ? a - b : b (MASKED_SUB_)
    flush_(a)                    a, but +0 if |a| < 2^-126, and 0x7FFFFFFF for every NaN (FLUSH_)
-   min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). For 0 and -0, and for
-                                NaN, the result depends on the ISA. All ISAs keep these rules: if a NaN has the sign bit
-                                0, min_(NaN, b) is b and max_(a, NaN) is NaN; if a or b is a NaN of any sign, at least
-                                one of min_(a, b) and max_(b, a), with the operands swapped, is NaN
-   unordered_(a, b)             mask: is a or b a NaN? (UNORDERED_)
+   min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). The ISA decides which
+                                of 0 and -0 is less. min_(NaN, b) is b and max_(a, NaN) is NaN if the NaN has the sign
+                                bit 0. For any NaN, at least one of min_(a, b) and max_(b, a), with the operands
+                                swapped, is NaN
+   unordered_(a, b)             mask: is a or b a NaN? Made by KERNELS
    as_u32_(a) as_f32_(a)        bitcast from float to uint32_t, from uint32_t to float
    round_u32_(a)                float to integer, to nearest even; 0 <= a < 2^31
    convert_f32_(a)              int32_t to float, to nearest even
@@ -2494,12 +2467,12 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    iadd_ isub_(a, b)            a + b, a - b modulo 2^32
    and_ or_ xor_(a, b)          a & b, a | b, a ^ b
    shl_ shr_(a, n)              a << n, a >> n (logical); macros
-   OPERATORS_                   a macro: vu32_ has the operators of C, and KERNELS defines iadd_ to shr_ with them
+   OPERATORS_                   vu32_ has the operators of C: KERNELS makes iadd_ to shr_
    imax_(a, b)                  maximum of int32_t (IMAX_)
    imin_(a, b)                  minimum of int32_t. With FLUSH_ only
    mulhilo_(a, x, &high, &low)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
-   dot_(sum, a, b)              adds the 64-bit products a * b to the 64-bit lanes of the vectors sum[0] and sum[1];
-                                which product goes to which lane depends on the ISA. Not scalar, not with TOOLS_ISA_
+   dot_(sum, a, b)              adds the 64-bit products a * b to the 64-bit lanes of the vectors sum[0] and sum[1], in
+                                an order of the ISA. Not scalar, not with TOOLS_ISA_
 
    Masks
    igt_(a, b) ieq_(a, b)        mask: a > b as int32_t; a == b
@@ -2511,19 +2484,17 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    Memory: LANES_ consecutive elements
    load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
    store32_ store16_(p, a)      the lower 32 or 16 bits of a
-   K_(store8)(p, a)                the lower 8 bits of a (ONE_LANE_ only)
-   nt_store32_ nt_store16_(p, a)
-                                non-temporal stores to p, aligned to the size of the store; nt_store16_: a < 2^16
-                                (NT_STORES_; without it they are store32_ and store16_)
-   nt_fence_()                  orders non-temporal stores before later stores; follows the last one (NT_STORES_)
+   store8_(p, a)                the lower 8 bits of a (ONE_LANE_ only)
+   nt_store32_ nt_store16_      non-temporal stores to p, aligned to their size; nt_store16_: a < 2^16 (NT_STORES_;
+                                without it store32_ and store16_)
+   nt_fence_()                  after the last non-temporal store: orders them before later stores (NT_STORES_)
 
    fp16, in the lower half of a lane; the upper half is 0
    widen_fp16_(a)               fp16 to float
    narrow_fp16_(a)              float to fp16, to nearest even
-   GENERIC_FP16_                a macro: KERNELS makes widen_fp16_ and narrow_fp16_ from the other operations
+   GENERIC_FP16_                KERNELS makes widen_fp16_ and narrow_fp16_ from other operations
    load_fp16_(p)                widen_fp16_(load16_(p)) (FP16_)
-   fp16_low_ fp16_high_(a)      halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, widened to float (FP16_; not
-                                scalar)
+   fp16_low_ fp16_high_(a)      halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, widened (FP16_; not scalar)
    round_fp16_(a, &stored)      stored = narrow_fp16_(a); returns widen_fp16_(stored) (FP16_)
 
    Halves. Not scalar
@@ -2531,24 +2502,20 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    min16_ max16_(a, b)          minimum, maximum of int16_t
    any_gt16_(a, b)              int: not 0 if a > b as int16_t in any half; all halves of b are the same number
    flush16_(a, b)               (a & b) != 0 ? a : 0
-   unpack_low16_ unpack_high16_(a)
-                                halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
-   pack_high16_(a, b)           the upper halves of all lanes of a, then those of b: narrows two vectors
-   interleave_high16_(a, b)     half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b.
-                                With SPECIALIZED_ only
+   unpack_low16_ unpack_high16_ of a: halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
    bf16_low_ bf16_high_(a)      the same halves as bf16, widened to float
+   pack_high16_(a, b)           the upper halves of all lanes of a, then those of b: narrows two vectors
+   interleave_high16_(a, b)     half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b (SPECIALIZED_)
    load8_to16_(p)               loads 2 * LANES_ bytes, zero-extended to halves
    store8_from16_(p, a)         stores the lower 8 bits of each half: 2 * LANES_ bytes
 
    Order of the elements of two vectors: memory order (a before b), or even and odd elements apart (REORDER_)
-   deinterleave_(a, b, &even, &odd)
-                                from memory order
-   interleave_(even, odd, &a, &b)
-                                to memory order
+   deinterleave_(a, b, &even, &odd)    from memory order
+   interleave_(even, odd, &a, &b)      to memory order
 
    Order of random words. Not scalar
    interleave_low_(a, b)        in each 128-bit part: a0 b0 a1 b1, of its words 0 to 3
-   K_(interleave_high)(a, b)       in each 128-bit part: a2 b2 a3 b3
+   interleave_high_(a, b)       in each 128-bit part: a2 b2 a3 b3
    block_of_lane_()             which of LANES_ consecutive Philox blocks a lane computes: lane 4 * i + k has block
                                 k * (LANES_ / 4) + i. Then philox_transpose puts the words into the order of memory
 
@@ -2558,18 +2525,13 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
    OPAQUE_(r)                   hides the value of the vector r from the compiler; only vocabularies use it
    LOADS_EXTEND_                load16_ and a shift take less time than bf16_low_ and bf16_high_ of a load32_
-   REORDER_                     deinterleave_ and interleave_ exist, and bf16 takes less time with even and odd elements
-                                apart
-   SPECIALIZED_                 there are specialized loops, in which one vector of a pair can hold the even bf16
-                                elements and the other the odd ones
-   ONE_PASS_                    the functions of vector mathematics are part of a rule: a step calls no function of a
-                                table (opt.vmath) between its stages
+   REORDER_                     bf16 takes less time with even and odd elements apart
+   SPECIALIZED_                 there are specialized loops
+   STAGES_ISA_                  the ISA whose stages step what its own do not
    TOOLS_ISA_                   the ISA whose kernels it uses for the norm, clipping, reduction and StableAdamW's ratios
    CONVERT_ISA_                 the ISA whose kernel it uses for general conversions
-   CORE_ONLY_                   only the arithmetic of a step is compiled, from registers to registers: no loads, no
-                                stores, no random numbers, no loops
-   CHECK_UNROUNDED_             special values are found before they are rounded, not after: needed where the NaN of an
-                                operation has all bits set, so that rounding would carry                              */
+   CORE_ONLY_                   only the arithmetic of a step is compiled, from registers to registers
+   CHECK_UNROUNDED_             special values are found before they are rounded, where a NaN of all bits would carry */
 /* ================================================================================================================== */
 
 /* The name of a function or type of this pass: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
@@ -2578,7 +2540,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define KOPT_GLUE2_(name, isa) name##isa##_
 #define FN_ static KOPT_FORCE_INLINE_ ISA_TARGET_
 
-/* Each pass has its own names for the types of the kernels */
+/* Names of a pass: types of the kernels, and the vocabulary. */
 #define scalars_ K_(scalars)
 #define random_buffer_ K_(random_buffer)
 #define constants_ K_(constants)
@@ -2590,7 +2552,6 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define random_pair_ K_(random_pair)
 #define random_counter_ K_(random_counter)
 #define norm_sums_ K_(norm_sums)
-/* and for its vocabulary. */
 #define vf32_ K_(vf32)
 #define vu32_ K_(vu32)
 #define vmask_ K_(vmask)
@@ -2634,9 +2595,8 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define store8_from16_ K_(store8_from16)
 #define flush16_ K_(flush16)
 
-/* ---- scalar: one lane ---- */
+/* ---- scalar: one lane, the reference for all others ---- */
 
-/* The reference: every other vocabulary gives the same bits. */
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 #define ISA_ scalar
 #define ISA_TARGET_
@@ -2689,7 +2649,6 @@ FN_ vu32_ block_of_lane_(void) { return 0; }
 
 /* ---- x86: SSE2 (4 lanes), AVX2 with F16C (8), AVX-512 F, BW, DQ and VL (16) ---- */
 
-/* The three differ in the names of intrinsics: _mm_, _mm256_, _mm512_. What differs in more follows below. */
 #elif KOPT_PASS_ <= KOPT_PASS_AVX512_
 #if KOPT_PASS_ == KOPT_PASS_SSE2_ /* for processors from before 2013: small code rather than fast code */
 #define ISA_ sse2
@@ -2707,8 +2666,10 @@ typedef __m128i vu32_, vmask_;
 #define LANES_ ((size_t)8)
 #define MM_(name) _mm256_##name
 #define SI_(name_si) _mm256_##name_si##256
+#define PART_(name_si) _mm_##name_si##128
 typedef __m256 vf32_;
 typedef __m256i vu32_, vmask_;
+typedef __m128i K_(part); /* half a vector */
 #else
 #define ISA_ avx512
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
@@ -2722,9 +2683,11 @@ typedef __m256i vu32_, vmask_;
 #define LOADS_EXTEND_ 1
 #define MM_(name) _mm512_##name
 #define SI_(name_si) _mm512_##name_si##512
+#define PART_(name_si) _mm256_##name_si##256
 typedef __m512 vf32_;
 typedef __m512i vu32_;
 typedef __mmask16 vmask_;
+typedef __m256i K_(part);
 #endif
 #define MIN_MAX_ 1
 
@@ -2838,7 +2801,7 @@ FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0));
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm_unpackhi_epi16(isplat_(0), a)); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
+FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     vu32_ a = isplat_(kopt_load32_(p));
     a = _mm_unpacklo_epi8(a, a);
     return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
@@ -2859,30 +2822,25 @@ FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 #define IMAX_ 1
 #define FP16_ 1
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return MM_(max_epi32)(a, b); }
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
-FN_ void K_(nt_fence)(void) { _mm_sfence(); }
-#endif
+FN_ K_(part) K_(load_part)(const kopt_byte_ *p) { return PART_(loadu_si)((const K_(part) *)p); }
+FN_ void K_(store_part)(kopt_byte_ *p, K_(part) a) { PART_(storeu_si)((K_(part) *)p, a); }
 
 #if KOPT_PASS_ == KOPT_PASS_AVX2_
 /* Packing narrows each 128-bit part by itself, unpacking takes the low half of each. 0xD8 puts the 64-bit quarters
    0 2 1 3 into the order 0 1 2 3 or back, 0x08 joins quarters 0 and 2. packus saturates: words must be below 2^16. */
 #define QUARTERS_(a, order) _mm256_permute4x64_epi64(a, order)
-FN_ __m128i K_(load128)(const kopt_byte_ *p) { return _mm_loadu_si128((const __m128i *)p); }
-FN_ __m128i K_(low128)(vu32_ a) { return _mm256_castsi256_si128(a); }
-FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low128)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
-FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm256_cvtepu16_epi32(K_(load128)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm256_cvtepu8_epi16(K_(load128)(p)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128((__m128i *)p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
+FN_ __m128i K_(low_part)(vu32_ a) { return _mm256_castsi256_si128(a); }
+FN_ __m128i K_(high_part)(vu32_ a) { return _mm256_extracti128_si256(a, 1); }
+FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low_part)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
-    _mm_storeu_si128((__m128i *)p, K_(low128)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
+    K_(store_part)(p, K_(low_part)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm_stream_si128((__m128i *)p, K_(narrow16)(a)); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(K_(low128)(a)); }
-FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
+FN_ __m128i K_(part_fp16)(vf32_ a) { return _mm256_cvtps_ph(a, 0); } /* 0: to nearest even */
+FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
+FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
@@ -2896,19 +2854,15 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 
     *a = _mm256_permute2f128_ps(low, high, 0x20);
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
-FN_ vf32_ widen_fp16_(vu32_ a) { return _mm256_cvtph_ps(K_(narrow16)(a)); }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
-FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return _mm256_cvtph_ps(K_(load128)(p)); }
-FN_ vf32_ K_(fp16_low)(vu32_ a) { return _mm256_cvtph_ps(K_(low128)(a)); }
-FN_ vf32_ K_(fp16_high)(vu32_ a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }
-FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
-    const __m128i half = _mm256_cvtps_ph(x, 0);
-    *stored = _mm256_cvtepu16_epi32(half);
-    return _mm256_cvtph_ps(half);
-}
 FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
 #undef QUARTERS_
-#elif KOPT_PASS_ == KOPT_PASS_AVX512_
+#else
+FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
+FN_ __m256i K_(high_part)(vu32_ a) { return _mm512_extracti64x4_epi64(a, 1); }
+FN_ __m256i K_(narrow16)(vu32_ a) { return _mm512_cvtepi32_epi16(a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
+FN_ __m256i K_(part_fp16)(vf32_ a) { return _mm512_maskz_cvtps_ph(0xFFFFu, a, 0); } /* 0: to nearest even */
 FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
@@ -2929,16 +2883,7 @@ FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
 #endif
     return above != 0;
 }
-FN_ __m256i K_(load256)(const kopt_byte_ *p) { return _mm256_loadu_si256((const __m256i *)p); }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm512_cvtepu16_epi32(K_(load256)(p)); }
 FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm512_cvtepu8_epi16(K_(load256)(p)); }
-FN_ void K_(store256)(kopt_byte_ *p, __m256i a) { _mm256_storeu_si256((__m256i *)p, a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi32_epi16(a)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi16_epi8(a)); }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm256_stream_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
-FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
 /* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
 FN_ vu32_ K_(count)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) {
@@ -2951,8 +2896,7 @@ FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those
     const vu32_ odd = or_(mul16_(K_(count)(), isplat_(4)), isplat_(0x00030001));
     return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
-/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) {
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even replace bytes 0 and 1 of odd */
     const __mmask64 low = (uint64_t)0x33333333u << 32 | 0x33333333u;
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
@@ -2966,18 +2910,27 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
     *a = _mm512_permutex2var_ps(even, first, odd);
     *b = _mm512_permutex2var_ps(even, or_(first, isplat_(8)), odd);
 }
-FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
-FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return _mm512_cvtph_ps(K_(load256)(p)); }
-FN_ vf32_ K_(fp16_low)(vu32_ a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
-FN_ vf32_ K_(fp16_high)(vu32_ a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
-FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
-    const __m256i half = _mm512_maskz_cvtps_ph(0xFFFFu, x, 0);
-    *stored = _mm512_cvtepu16_epi32(half);
-    return _mm512_cvtph_ps(half);
-}
 FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 #endif
+FN_ vu32_ load16_(const kopt_byte_ *p) { return MM_(cvtepu16_epi32)(K_(load_part)(p)); }
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return MM_(cvtepu8_epi16)(K_(load_part)(p)); }
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { PART_(stream_si)((K_(part) *)p, K_(narrow16)(a)); }
+FN_ void K_(nt_fence)(void) { _mm_sfence(); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return MM_(cvtepu16_epi32)(K_(low_part)(a)); }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return MM_(cvtepu16_epi32)(K_(high_part)(a)); }
+FN_ vf32_ widen_fp16_(vu32_ a) { return MM_(cvtph_ps)(K_(narrow16)(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return MM_(cvtepu16_epi32)(K_(part_fp16)(a)); }
+FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return MM_(cvtph_ps)(K_(load_part)(p)); }
+FN_ vf32_ K_(fp16_low)(vu32_ a) { return MM_(cvtph_ps)(K_(low_part)(a)); }
+FN_ vf32_ K_(fp16_high)(vu32_ a) { return MM_(cvtph_ps)(K_(high_part)(a)); }
+FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
+    const K_(part) half = K_(part_fp16)(x);
+    *stored = MM_(cvtepu16_epi32)(half);
+    return MM_(cvtph_ps)(half);
+}
+#endif
+#undef PART_
 #undef ARITHMETIC_
 #undef ASSEMBLED_
 #undef ASSEMBLE_
@@ -3273,12 +3226,10 @@ FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) { return as_f32_(select_(m,
 #ifndef IMAX_
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return select_(igt_(a, b), a, b); }
 #endif
-#ifndef UNORDERED_
 FN_ vmask_ K_(unordered)(vf32_ a, vf32_ b) {
     const vu32_ all = isplat_(0x7FFFFFFFu), infinity = isplat_(0x7F800000u);
     return mask_or_(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
 }
-#endif
 
 #ifndef CHECK_UNROUNDED_
 #define CHECK_UNROUNDED_ 0
