@@ -2523,7 +2523,6 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    ISA_                         the last part of the names of its kernels; K_(step) is kopt_step_avx2_ for avx2
    ISA_TARGET_                  the attribute of a function that enables its instructions
    LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
-   OPAQUE_(r)                   hides the value of the vector r from the compiler; only vocabularies use it
    LOADS_EXTEND_                load16_ and a shift take less time than bf16_low_ and bf16_high_ of a load32_
    REORDER_                     bf16 takes less time with even and odd elements apart
    SPECIALIZED_                 there are specialized loops
@@ -2935,34 +2934,67 @@ FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
 #undef ASSEMBLED_
 #undef ASSEMBLE_
 
-/* ---- NEON of AArch64: 4 lanes ---- */
-#elif KOPT_PASS_ == KOPT_PASS_NEON_
-#define ISA_ neon
+/* ---- vectors of GNU C with 4 lanes: NEON of AArch64, simd128 of WebAssembly ---- */
+
+#elif KOPT_PASS_ <= KOPT_PASS_SIMD128_
 #define ISA_TARGET_
 #define LANES_ ((size_t)4)
 #define SPECIALIZED_ 1
+#define OPERATORS_ 1
+#define AS_(lanes, a) ((K_(lanes))(a)) /* the same bits as other lanes */
+#define WORDS_(a) ((vu32_)(a))
+#if KOPT_PASS_ == KOPT_PASS_NEON_
+#define ISA_ neon
+#define IMAX_ 1
+#define FP16_ 1
 typedef float32x4_t vf32_;
-typedef uint32x4_t vu32_;
-typedef uint32x4_t vmask_;
+typedef uint32x4_t vu32_, vmask_;
+typedef int16x8_t K_(i16);
+typedef uint16x8_t K_(u16);
+typedef int32x4_t K_(i32);
+typedef uint64x2_t K_(u64);
+#else
+#define ISA_ simd128
+#define GENERIC_FP16_ 1
+typedef float vf32_ __attribute__((__vector_size__(16)));
+typedef uint32_t vu32_ __attribute__((__vector_size__(16)));
+typedef vu32_ vmask_;
+typedef signed char K_(i8) __attribute__((__vector_size__(16)));
+typedef int16_t K_(i16) __attribute__((__vector_size__(16)));
+typedef uint16_t K_(u16) __attribute__((__vector_size__(16)));
+typedef int32_t K_(i32) __attribute__((__vector_size__(16)));
+typedef uint64_t K_(u64) __attribute__((__vector_size__(16)));
+typedef uint32_t K_(unaligned128) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
+typedef uint64_t K_(unaligned64) __attribute__((__aligned__(1), __may_alias__));
+#endif
 
-#define OPAQUE_(r) __asm__("" : "+w"(r))
+FN_ vu32_ isplat_(uint32_t a) {
+    const vu32_ r = {a, a, a, a};
+    return r;
+}
+FN_ vu32_ block_of_lane_(void) {
+    const vu32_ r = {0, 1, 2, 3};
+    return r;
+}
+FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return WORDS_(AS_(i32, a) > AS_(i32, b)); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return WORDS_(a == b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m & a; }
 
+#if KOPT_PASS_ == KOPT_PASS_NEON_
+FN_ vf32_ K_(opaque)(vf32_ r) {
+    __asm__("" : "+w"(r));
+    return r;
+}
+FN_ vu32_ isplat_hoisted_(uint32_t a) {
+    vu32_ r = isplat_(a);
+    __asm__("" : "+w"(r));
+    return r;
+}
 FN_ vf32_ splat_(float x) { return vdupq_n_f32(x); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = vaddq_f32(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = vsubq_f32(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = vmulq_f32(a, b);
-    OPAQUE_(r);
-    return r;
-}
 FN_ vf32_ div_(vf32_ a, vf32_ b) {
     vf32_ r;
     __asm__("fdiv %0.4s, %1.4s, %2.4s" : "=w"(r) : "w"(a), "w"(b));
@@ -2973,161 +3005,71 @@ FN_ vf32_ sqrt_(vf32_ a) {
     __asm__("fsqrt %0.4s, %1.4s" : "=w"(r) : "w"(a));
     return r;
 }
-FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = vreinterpretq_u32_f32(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ as_f32_(vu32_ a) { return vreinterpretq_f32_u32(a); }
-FN_ vu32_ K_(round_u32)(vf32_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
-FN_ vf32_ convert_f32_(vu32_ a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
-FN_ vu32_ isplat_(uint32_t a) { return vdupq_n_u32(a); }
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return vaddq_u32(a, b); }
-FN_ vu32_ isub_(vu32_ a, vu32_ b) { return vsubq_u32(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return vandq_u32(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return vorrq_u32(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return veorq_u32(a, b); }
-#define shl_(a, n) vshlq_n_u32(a, n)
-#define shr_(a, n) vshrq_n_u32(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_u16(vaddq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
-}
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_u16(vmulq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
-}
+FN_ vu32_ K_(round_u32)(vf32_ a) { return WORDS_(vcvtnq_s32_f32(a)); }
+FN_ vf32_ convert_f32_(vu32_ a) { return vcvtq_f32_s32(AS_(i32, a)); }
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
-    vu32_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
-    *low = vuzp1q_u32(first, second); /* the even words of both; next line: the odd ones */
-    *high = vuzp2q_u32(first, second);
+    const vu32_ x = WORDS_(vmull_n_u32(vget_low_u32(a), b)), y = WORDS_(vmull_n_u32(vget_high_u32(a), b));
+    *low = vuzp1q_u32(x, y); /* the even words of both; next line: the odd ones */
+    *high = vuzp2q_u32(x, y);
 }
 FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[0]), vget_low_u32(a), vget_low_u32(b)));
-    sum[1] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[1]), vget_high_u32(a), vget_high_u32(b)));
+    sum[0] = WORDS_(vmlal_u32(AS_(u64, sum[0]), vget_low_u32(a), vget_low_u32(b)));
+    sum[1] = WORDS_(vmlal_u32(AS_(u64, sum[1]), vget_high_u32(a), vget_high_u32(b)));
 }
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return vcgtq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)); }
-FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return vceqq_u32(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return vorrq_u32(a, b); }
 FN_ int any_true_(vmask_ a) { return vmaxvq_u32(a) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return vbslq_u32(m, yes, no); }
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return vandq_u32(m, a); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return vmovl_u16(vreinterpret_u16_u8(vld1_u8(p))); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return WORDS_(vld1q_u8(p)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return vmovl_u16((uint16x4_t)vld1_u8(p)); }
 FN_ vu32_ load8_(const kopt_byte_ *p) {
-    int8x8_t a = vreinterpret_s8_u32(vdup_n_u32(kopt_load32_(p)));
-    return vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(vmovl_s8(a))));
+    const int8x8_t a = (int8x8_t)vdup_n_u32(kopt_load32_(p));
+    return WORDS_(vmovl_s16(vget_low_s16(vmovl_s8(a))));
 }
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, vreinterpretq_u8_u32(a)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(a))); }
-FN_ vf32_ widen_fp16_(vu32_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
-FN_ vu32_ block_of_lane_(void) {
-    static const uint32_t kopt_lanes_[4] = {0, 1, 2, 3};
-    return vld1q_u32(kopt_lanes_);
-}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return WORDS_(vmovl_u8(vld1_u8(p))); }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, (uint8x16_t)a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
-    return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
-}
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
-    /* normal: (a & exponent) != 0 ? 0xFFFF : 0 */
-    uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(exponent));
-    return vandq_u32(a, vreinterpretq_u32_u16(normal));
-}
-FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_s16(vminq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
-}
-FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_s16(vmaxq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
-}
-FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
-    return vmaxvq_s16(vreinterpretq_s16_u32(a)) > vgetq_lane_s16(vreinterpretq_s16_u32(limit), 0);
-}
-FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(vreinterpretq_u16_u32(a))); }
-FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
-FN_ vf32_ K_(bf16_low)(vu32_ a) { return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
-FN_ vf32_ K_(bf16_high)(vu32_ a) { return vreinterpretq_f32_u16(vzip2q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return vreinterpretq_u32_u16(vmovl_u8(vld1_u8(p))); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
-}
-#define IMAX_ 1
-FN_ vu32_ imax_(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_s32(vmaxq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)));
-}
-#define FP16_ 1
-FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-FN_ vf32_ K_(fp16_low)(vu32_ a) { return vcvt_f32_f16(vget_low_f16(vreinterpretq_f16_u32(a))); }
-FN_ vf32_ K_(fp16_high)(vu32_ a) { return vcvt_high_f32_f16(vreinterpretq_f16_u32(a)); }
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return select_(isplat_(0xFFFF0000u), odd, even >> 16); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return WORDS_(vuzp2q_u16(AS_(u16, a), AS_(u16, b))); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(AS_(u16, a))); }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(AS_(u16, a)); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return (vf32_)vzip1q_u16(vdupq_n_u16(0), AS_(u16, a)); }
+FN_ vf32_ K_(bf16_high)(vu32_ a) { return (vf32_)vzip2q_u16(vdupq_n_u16(0), AS_(u16, a)); }
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & WORDS_(vtstq_u16(AS_(u16, a), AS_(u16, exponent))); }
+FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return WORDS_(vminq_s16(AS_(i16, a), AS_(i16, b))); }
+FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return WORDS_(vmaxq_s16(AS_(i16, a), AS_(i16, b))); }
+FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return vmaxvq_s16(AS_(i16, a)) > vgetq_lane_s16(AS_(i16, limit), 0); }
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return WORDS_(vmaxq_s32(AS_(i32, a), AS_(i32, b))); }
+FN_ vf32_ widen_fp16_(vu32_ a) { return vcvt_f32_f16((float16x4_t)vmovn_u32(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return vmovl_u16((uint16x4_t)vcvt_f16_f32(a)); }
+FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return vcvt_f32_f16((float16x4_t)vld1_u8(p)); }
+FN_ vf32_ K_(fp16_low)(vu32_ a) { return vcvt_f32_f16(vget_low_f16((float16x8_t)a)); }
+FN_ vf32_ K_(fp16_high)(vu32_ a) { return vcvt_high_f32_f16((float16x8_t)a); }
 FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
     const float16x4_t half = vcvt_f16_f32(x);
-    *stored = vmovl_u16(vreinterpret_u16_f16(half));
+    *stored = vmovl_u16((uint16x4_t)half);
     return vcvt_f32_f16(half);
 }
-
-/* ---- simd128, WebAssembly: 4 lanes ---- */
-
-#elif KOPT_PASS_ == KOPT_PASS_SIMD128_
-#define ISA_ simd128
-#define ISA_TARGET_
-#define LANES_ ((size_t)4)
-#define SPECIALIZED_ 1
-#define GENERIC_FP16_ 1
-typedef float vf32_ __attribute__((__vector_size__(16)));
-typedef uint32_t vu32_ __attribute__((__vector_size__(16)));
-typedef vu32_ vmask_;
-/* The same bits as other lanes, and values in memory at any address. */
-typedef signed char K_(i8) __attribute__((__vector_size__(16)));
-typedef int16_t K_(i16) __attribute__((__vector_size__(16)));
-typedef uint16_t K_(u16) __attribute__((__vector_size__(16)));
-typedef int32_t K_(i32) __attribute__((__vector_size__(16)));
-typedef uint64_t K_(u64) __attribute__((__vector_size__(16)));
-typedef uint32_t K_(unaligned128) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-typedef uint64_t K_(unaligned64) __attribute__((__aligned__(1), __may_alias__));
-#define AS_(lanes, a) ((K_(lanes))(a))
-#define WORDS_(a) ((vu32_)(a))
-
-FN_ vu32_ isplat_(uint32_t a) {
-    const vu32_ r = {a, a, a, a};
-    return r;
-}
+#else /* simd128 */
 FN_ vu32_ isplat_hoisted_(uint32_t a) {
     __asm__("" : "+r"(a));
     return isplat_(a);
 }
 /* No empty asm: clang 19 crashes on a vector as operand. Instead, an exclusive or with 0 that looks like a number. */
 FN_ vf32_ K_(opaque)(vf32_ r) { return (vf32_)(WORDS_(r) ^ isplat_hoisted_(0)); }
+FN_ vf32_ splat_(float x) { return (vf32_)isplat_(kopt_as_u32_(x)); }
 FN_ vf32_ div_(vf32_ a, vf32_ b) { /* the divisor depends on a: no reciprocal serves two divisions */
     return K_(opaque)(a / (vf32_)(WORDS_(b) ^ (WORDS_(a) & isplat_hoisted_(0))));
 }
 FN_ vf32_ sqrt_(vf32_ a) { return K_(opaque)(__builtin_wasm_sqrt_f32x4(a)); }
-FN_ vf32_ K_(integer)(vf32_ a) { return __builtin_wasm_nearest_f32x4(a); }
-FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return WORDS_(AS_(i32, a) > AS_(i32, b)); }
-FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return WORDS_(a == b); }
-FN_ vu32_ K_(gt16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) > AS_(i16, b)); }
-FN_ vu32_ K_(eq16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) == AS_(i16, b)); }
+FN_ vu32_ K_(round_u32)(vf32_ a) {
+    return WORDS_(__builtin_convertvector(__builtin_wasm_nearest_f32x4(a), K_(i32)));
+}
+FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
 #define WIDE_(a, i, j) __builtin_convertvector(__builtin_shufflevector(a, a, i, j), K_(u64))
 FN_ vu32_ K_(products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 0, 1) * WIDE_(b, 0, 1)); } /* of lanes 0 and 1 */
 FN_ vu32_ K_(other_products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 2, 3) * WIDE_(b, 2, 3)); }
-FN_ vf32_ splat_(float x) { return (vf32_)isplat_(kopt_as_u32_(x)); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) { return K_(opaque)(a + b); }
-FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
-FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
-FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt_as_u32_ */
-FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
-FN_ vu32_ K_(round_u32)(vf32_ a) { return WORDS_(__builtin_convertvector(K_(integer)(a), K_(i32))); }
-FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
-#define OPERATORS_ 1
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     const vu32_ factor = isplat_(b), x = K_(products)(a, factor), y = K_(other_products)(a, factor);
     *low = __builtin_shufflevector(x, y, 0, 2, 4, 6);
@@ -3137,9 +3079,8 @@ FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
     sum[0] = WORDS_(AS_(u64, sum[0]) + AS_(u64, K_(products)(a, b)));
     sum[1] = WORDS_(AS_(u64, sum[1]) + AS_(u64, K_(other_products)(a, b)));
 }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return (m & yes) | (~m & no); }
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m & a; }
 FN_ vu32_ unpack_low16_(vu32_ a) {
     return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
 }
@@ -3148,18 +3089,19 @@ FN_ vu32_ K_(unpack_high16)(vu32_ a) {
 }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(K_(unpack_high16)(a) << 16); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
-FN_ vu32_ load16_(const kopt_byte_ *p) {
+FN_ vu32_ K_(load64)(const kopt_byte_ *p) {
     const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
-    return unpack_low16_(WORDS_(a));
+    return WORDS_(a);
 }
-FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
+FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
+FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     const K_(i8) a = AS_(i8, isplat_(kopt_load32_(p)));
     return WORDS_(AS_(i32, __builtin_shufflevector(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
 }
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
-    return WORDS_(__builtin_shufflevector(AS_(i8, a), AS_(i8, a), 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
+    const K_(i8) a = AS_(i8, K_(load64)(p));
+    return WORDS_(__builtin_shufflevector(a, a, 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { *(K_(unaligned128) *)p = a; }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
@@ -3171,20 +3113,22 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     const K_(i8) r = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
-FN_ vu32_ block_of_lane_(void) {
-    const vu32_ r = {0, 1, 2, 3};
-    return r;
-}
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
     return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
 }
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~K_(eq16)(a & exponent, isplat_(0)); }
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~WORDS_(AS_(i16, a & exponent) == 0); }
+FN_ vu32_ K_(gt16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) > AS_(i16, b)); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)); }
+#endif
+FN_ vf32_ add_(vf32_ a, vf32_ b) { return K_(opaque)(a + b); }
+FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
+FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
+FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt_as_u32_ */
 
 #elif KOPT_PASS_ >= KOPT_PASS_CUDA_
 #include KAHAN_OPT_CUDA_SELF
