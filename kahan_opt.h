@@ -1601,43 +1601,37 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 #if defined(KOPT_X86_)
 #if defined(KOPT_GCC_) && !defined(_IMMINTRIN_H_INCLUDED)
-#define _IMMINTRIN_H_INCLUDED /* lets us include some of gcc's headers: all of <immintrin.h> takes 3 % longer */
+#define KOPT_ONE_BY_ONE_ /* all of gcc's <immintrin.h> takes 3 % longer */
+#define _IMMINTRIN_H_INCLUDED
 #if !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
 #define _MM_MALLOC_H_INCLUDED /* no stdlib.h, which bare metal and UEFI lack */
 #include <smmintrin.h>
 #undef _MM_MALLOC_H_INCLUDED
 #endif
-#include <smmintrin.h>
-#include <avxintrin.h>
-#include <avx2intrin.h>
-#include <f16cintrin.h>
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized" /* of _mm512_undefined_ps() in C++ */
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <avx512fintrin.h>
-#include <avx512vlintrin.h>
-#include <avx512bwintrin.h>
-#include <avx512dqintrin.h>
-#include <avx512vlbwintrin.h>
-#include <avx512vldqintrin.h>
-#pragma GCC diagnostic pop
-#undef _IMMINTRIN_H_INCLUDED
 #else
 #include <immintrin.h>
 #ifndef KOPT_GNU_
 #include <intrin.h>
-#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* here <immintrin.h> leaves these out */
+#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__))
+#define KOPT_ONE_BY_ONE_ /* <immintrin.h> leaves these out */
+#endif
+#endif
+#ifdef KOPT_ONE_BY_ONE_
 #include <smmintrin.h>
 #include <avxintrin.h>
 #include <avx2intrin.h>
 #include <f16cintrin.h>
 #include <avx512fintrin.h>
-#include <avx512bwintrin.h>
-#include <avx512dqintrin.h>
 #include <avx512vlintrin.h>
-#include <avx512vlbwintrin.h>
-#include <avx512vldqintrin.h>
+#include <avx512bwintrin.h>
+#ifdef KOPT_GCC_
+#pragma GCC diagnostic pop
+#undef _IMMINTRIN_H_INCLUDED
 #endif
+#undef KOPT_ONE_BY_ONE_
 #endif
 #elif defined(KOPT_NEON_)
 #include <arm_neon.h>
@@ -1758,6 +1752,7 @@ typedef struct kopt_tool_ {
 /* ---- RULES, FORMATS AND ROUNDINGS -------------------------------------------------------------------------------- */
 
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
+#define KOPT_ALWAYS_INLINE_ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_
 #ifdef __CUDA_ARCH__
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_ /* so that an optimizer and a step stay in registers */
 #else
@@ -1770,16 +1765,16 @@ typedef struct kopt_tool_ {
 #define KOPT_LAST_RULE_ KOPT_EMA
 #endif
 
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
+KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
 }
 
 /* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments store its root. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
+KOPT_ALWAYS_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
 
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
+KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
     if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
@@ -1825,8 +1820,6 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 
 /* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
 
-/* For norms, loss scales, RAdam and checks of arguments. */
-
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
 #error "kahan_opt.h needs a double of 64 bits (AVR: gcc -mdouble=64)"
 #endif
@@ -1844,19 +1837,15 @@ KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
     return sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29;
 }
 
-typedef union kopt_bitcast64_ {
-    double d;
-    uint64_t u;
-} kopt_bitcast64_;
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
-    kopt_bitcast64_ both;
-    both.d = x;
-    return both.u;
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    return bits;
 }
 KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
-    kopt_bitcast64_ both;
-    both.u = bits;
-    return both.d;
+    double x;
+    memcpy(&x, &bits, 8);
+    return x;
 }
 
 #if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(__aarch64__)
@@ -1963,7 +1952,7 @@ KOPT_INLINE_ int kopt_normal_at_most_(double x, double largest) { /* at least 2^
 
 /* 1 - beta in fp32, from the bits of 0 <= beta < 1 or -0. Truncates beta to 64 bits after the binary point, truncates
    the difference to 53 significant bits and rounds it to fp32. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t beta) {
+KOPT_ALWAYS_INLINE_ float kopt_one_minus_beta_(uint64_t beta) {
     uint64_t q = beta << 11 | (uint64_t)1 << 63;
     int shift = 1022 - (int)(beta >> 52 & 2047), e = 1022;
 #ifdef __CUDA_ARCH__
@@ -1986,7 +1975,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t 
 }
 
 /* 1 - (1 - a) * (1 - b). 1 - a and 1 - b would lose digits of small a and b. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_combine_gains_(float a, float b) {
+KOPT_ALWAYS_INLINE_ float kopt_combine_gains_(float a, float b) {
     return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
 }
 
@@ -1995,11 +1984,10 @@ static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *bet
     float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = kopt_as_f32_(0);
     *beta32 = kopt_to_float_(beta);
     *gain32 = gain;
-    for (;;) {
+    for (;; gain = kopt_combine_gains_(gain, gain)) {
         if ((step & 1u) != 0) correction = kopt_combine_gains_(correction, gain);
         step >>= 1;
         if (step == 0) return correction;
-        gain = kopt_combine_gains_(gain, gain);
     }
 }
 
@@ -2066,7 +2054,7 @@ static KOPT_HOST_DEVICE_ double kopt_sqrt64_(double a) {
 
 /* n as a double, rounded to nearest even. */
 static KOPT_HOST_DEVICE_ double kopt_u64_to_f64_(uint64_t n) {
-    return kopt_add64_(kopt_mul64_((double)(uint32_t)(n >> 32), 4294967296.0), (double)(uint32_t)n);
+    return kopt_add64_(kopt_mul64_((double)(uint32_t)(n >> 32), 4294967296.0), (double)(uint32_t)(n & 0xFFFFFFFFu));
 }
 
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
@@ -2089,21 +2077,16 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     }
 }
 
-/* The bits of |x| in fp32, with x the value at p. */
-KOPT_INLINE_ uint32_t kopt_load_magnitude_(const kopt_byte_ *p, kopt_format format) {
-    if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
-    if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
-    return kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)(kopt_load16_(p) & 0x7FFFu)));
-}
-
 /* Adds the squares of n values and counts those that are not finite. Carries are due after at most 2^30 values. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(kopt_norm *norm, const kopt_byte_ *p,
                                                                                 kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     for (; n > 0; n--, p += size) {
-        const uint32_t magnitude = kopt_load_magnitude_(p, format), exponent = magnitude >> 23;
-        /* |x| = significand * 2^(max(exponent, 1) - 150) */
-        const uint64_t significand = (magnitude & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u);
+        const uint32_t u = format == KOPT_F32    ? kopt_load32_(p)
+                           : format == KOPT_BF16 ? kopt_load16_(p) << 16
+                                                 : kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)kopt_load16_(p)));
+        const uint32_t exponent = u >> 23 & 0xFFu; /* |x| = significand * 2^(max(exponent, 1) - 150) */
+        const uint64_t significand = (u & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u);
         if (exponent == 255)
             norm->nonfinite++;
         else
@@ -2125,22 +2108,16 @@ static KOPT_HOST_DEVICE_ double kopt_norm_root_(const kopt_norm *norm) {
     kopt_norm n;
     kopt_norm_copy_(&n, norm);
     if (n.nonfinite != 0) return kopt_bits_to_f64_((uint64_t)0x7FF << 52);
-    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {
-    }
-    if (i < 0) return kopt_bits_to_f64_(0);
+    for (i = 19; n.digit[i] == 0; i--)
+        if (i == 0) return kopt_bits_to_f64_(0);
     pairs = 16 * i; /* the number of bit pairs of the sum */
     for (remainder = n.digit[i]; remainder != 0; remainder >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
         const int limb = pair >= 320 ? 19 : pair >> 4;
-        uint64_t trial;
-        remainder <<= 2;
-        if (pair >= 0) remainder |= n.digit[limb] >> (2 * (pair - 16 * limb)) & 3u;
-        trial = (root << 2) | 1u;
-        root <<= 1;
-        if (remainder >= trial) {
-            remainder -= trial;
-            root |= 1u;
-        }
+        const uint64_t trial = root << 2 | 1u;
+        remainder = remainder << 2 | (pair < 0 ? 0 : n.digit[limb] >> (2 * (pair - 16 * limb)) & 3u);
+        root = root << 1 | (remainder >= trial);
+        if ((root & 1u) != 0) remainder -= trial;
     }
     for (; pair >= 0 && remainder == 0; pair--) remainder = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
     /* 53 bits, in units of 2^(pairs - 53 - 149) */
@@ -2213,7 +2190,7 @@ typedef struct kopt_kind_ {
 } kopt_kind_;
 
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
+KOPT_ALWAYS_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* they differ in scalars only */
@@ -2272,17 +2249,17 @@ static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ ki
 enum { KOPT_RANDOM_SPAN_ = 2048, KOPT_RANDOM_STORES_ = 8 /* numbers of a row, of which 5 are used */ };
 
 /* The Philox block of the element with this global index: b of section 7. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint64_t kopt_philox_block_(uint64_t index) {
+KOPT_ALWAYS_INLINE_ uint64_t kopt_philox_block_(uint64_t index) {
     return (index >> 11 << 4) | (index >> 3 & 15);
 }
 
 /* 8 * row of the element with this global index. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(uint64_t index) {
+KOPT_ALWAYS_INLINE_ uint32_t kopt_random_multiplier_(uint64_t index) {
     return (uint32_t)(index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
 /* r of an element. halves: its word, with its own half as the lower one. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, uint64_t index) {
+KOPT_ALWAYS_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, uint64_t index) {
     const uint32_t stride = halves >> 16 << 1;
     return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
 }
@@ -2292,14 +2269,10 @@ typedef struct kopt_philox_key_ {
     uint32_t key[2], stream, step, id;
 } kopt_philox_key_;
 
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step,
-                                                                                   uint32_t id, uint32_t stream) {
-    kopt_philox_key_ c;
-    c.key[0] = (uint32_t)(seed & 0xFFFFFFFFu);
-    c.key[1] = (uint32_t)(seed >> 32);
-    c.stream = stream << 28;
-    c.step = step;
-    c.id = id;
+KOPT_ALWAYS_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step, uint32_t id,
+                                                           uint32_t stream) {
+    const kopt_philox_key_ c = {
+        {(uint32_t)(seed & 0xFFFFFFFFu), (uint32_t)(seed >> 32)}, stream << 28, step, id};
     return c;
 }
 
@@ -2437,7 +2410,8 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 
    The table gives the meaning of an operation for one lane. a, b: operands; m: a mask; n: a constant; p: a pointer to
    bytes, of any alignment. (X_): optional; a vocabulary that provides it defines X_, for the others KERNELS makes it
-   from other operations. "Not scalar": a vocabulary with ONE_LANE_ does not need it.
+   from other operations. "Not scalar": a vocabulary with ONE_LANE_ does not need it. Where dot_ has no macro, it is
+   K_(dot).
 
    Types
    vf32_                        LANES_ lanes of float (binary32)
@@ -2452,10 +2426,9 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    sqrt_(a)                     square root
    masked_sub_(m, a, b)         m ? a - b : b (MASKED_SUB_)
    flush_(a)                    a, but +0 if |a| < 2^-126, and 0x7FFFFFFF for every NaN (FLUSH_)
-   min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). The ISA decides which
-                                of 0 and -0 is less. min_(NaN, b) is b and max_(a, NaN) is NaN if the NaN has the sign
-                                bit 0. For any NaN, at least one of min_(a, b) and max_(b, a), with the operands
-                                swapped, is NaN
+   min_ max_(a, b)              minimum, maximum; at most one of a and b is negative (MIN_MAX_). The ISA decides which
+                                of 0 and -0 is less. If a NaN has the sign bit 0, min_(NaN, b) is b and max_(a, NaN) is
+                                NaN. For any NaN, at least one of min_(a, b) and max_(b, a) is NaN
    unordered_(a, b)             mask: is a or b a NaN? Made by KERNELS
    as_u32_(a) as_f32_(a)        bitcast from float to uint32_t, from uint32_t to float
    round_u32_(a)                float to integer, to nearest even; 0 <= a < 2^31
@@ -2466,8 +2439,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    isplat_hoisted_(x)           the same, opaque to the compiler, so that it stays in a register throughout a loop
    iadd_ isub_(a, b)            a + b, a - b modulo 2^32
    and_ or_ xor_(a, b)          a & b, a | b, a ^ b
-   shl_ shr_(a, n)              a << n, a >> n (logical); macros
-   OPERATORS_                   vu32_ has the operators of C: KERNELS makes iadd_ to shr_
+   shl_ shr_(a, n)              a << n, a >> n (logical): macros. Without them vu32_ has the operators of C
    imax_(a, b)                  maximum of int32_t (IMAX_)
    imin_(a, b)                  minimum of int32_t. With FLUSH_ only
    mulhilo_(a, x, &high, &low)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
@@ -2483,11 +2455,9 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 
    Memory: LANES_ consecutive elements
    load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
-   store32_ store16_(p, a)      the lower 32 or 16 bits of a
-   store8_(p, a)                the lower 8 bits of a (ONE_LANE_ only)
-   nt_store32_ nt_store16_      non-temporal stores to p, aligned to their size; nt_store16_: a < 2^16 (NT_STORES_;
-                                without it store32_ and store16_)
-   nt_fence_()                  after the last non-temporal store: orders them before later stores (NT_STORES_)
+   store32_ store16_ store8_    the lower 32, 16 or 8 bits of a (store8_: ONE_LANE_ only)
+   nt_store32_ nt_store16_      non-temporal stores to p, aligned to their size; nt_store16_: a < 2^16 (NT_STORES_)
+   nt_fence_()                  orders non-temporal stores before later ones (NT_STORES_)
 
    fp16, in the lower half of a lane; the upper half is 0
    widen_fp16_(a)               fp16 to float
@@ -2514,8 +2484,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    interleave_(even, odd, &a, &b)      to memory order
 
    Order of random words. Not scalar
-   interleave_low_(a, b)        in each 128-bit part: a0 b0 a1 b1, of its words 0 to 3
-   interleave_high_(a, b)       in each 128-bit part: a2 b2 a3 b3
+   interleave_low_ _high_(a, b) a0 b0 a1 b1, a2 b2 a3 b3, of words 0 to 3 of each 128-bit part
    block_of_lane_()             which of LANES_ consecutive Philox blocks a lane computes: lane 4 * i + k has block
                                 k * (LANES_ / 4) + i. Then philox_transpose puts the words into the order of memory
 
@@ -2624,7 +2593,6 @@ FN_ vu32_ K_(round_u32)(vf32_ a) { /* 0 <= a < 2^31 */
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
-#define OPERATORS_ 1
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     uint64_t product = (uint64_t)a * b;
     *high = (uint32_t)(product >> 32);
@@ -2734,11 +2702,6 @@ ASSEMBLED_(div_, "divps", MM_(div_ps))
 ASSEMBLED_(min_, "minps", MM_(min_ps))
 ASSEMBLED_(K_(max), "maxps", MM_(max_ps))
 
-#if KOPT_PASS_ == KOPT_PASS_SSE2_
-FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32((int)(kopt_as_u32_(x)))); }
-#else
-FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
-#endif
 FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = SI_(castps_si)(a);
     OPAQUE_(r);
@@ -2792,6 +2755,7 @@ FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
 FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
+FN_ vf32_ splat_(float x) { return as_f32_(isplat_(kopt_as_u32_(x))); }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return or_(and_(m, yes), _mm_andnot_si128(m, no)); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
 FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
@@ -2817,9 +2781,13 @@ FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 #else /* AVX2 and AVX-512: what SSE2 does without */
 #define SPECIALIZED_ 1
 #define NT_STORES_ 1
+#define nt_store16_ K_(nt_store16)
+#define nt_store32_ K_(nt_store32)
+#define nt_fence_ K_(nt_fence)
 #define REORDER_ 1
 #define IMAX_ 1
 #define FP16_ 1
+FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return MM_(max_epi32)(a, b); }
 FN_ K_(part) K_(load_part)(const kopt_byte_ *p) { return PART_(loadu_si)((const K_(part) *)p); }
 FN_ void K_(store_part)(kopt_byte_ *p, K_(part) a) { PART_(storeu_si)((K_(part) *)p, a); }
@@ -2884,15 +2852,12 @@ FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
 }
 FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 /* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
-FN_ vu32_ K_(count)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
-FN_ vf32_ K_(bf16_low)(vu32_ a) {
-    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, shl_(K_(count)(), 16), a));
-}
-FN_ vf32_ K_(bf16_high)(vu32_ a) {
-    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, or_(shl_(K_(count)(), 16), isplat_(0x100000)), a));
-}
+FN_ vu32_ K_(iota)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+FN_ vf32_ K_(bf16)(vu32_ a, vu32_ halves) { return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, halves, a)); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return K_(bf16)(a, shl_(K_(iota)(), 16)); }
+FN_ vf32_ K_(bf16_high)(vu32_ a) { return K_(bf16)(a, or_(shl_(K_(iota)(), 16), isplat_(0x100000))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
-    const vu32_ odd = or_(mul16_(K_(count)(), isplat_(4)), isplat_(0x00030001));
+    const vu32_ odd = or_(mul16_(K_(iota)(), isplat_(4)), isplat_(0x00030001));
     return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even replace bytes 0 and 1 of odd */
@@ -2900,7 +2865,7 @@ FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of eve
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
 FN_ void K_(deinterleave)(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
-    const __m512i evens = iadd_(K_(count)(), K_(count)());
+    const __m512i evens = iadd_(K_(iota)(), K_(iota)());
     *even = _mm512_permutex2var_ps(a, evens, b);
     *odd = _mm512_permutex2var_ps(a, or_(evens, isplat_(1)), b);
 }
@@ -2913,9 +2878,9 @@ FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 
 #endif
 FN_ vu32_ load16_(const kopt_byte_ *p) { return MM_(cvtepu16_epi32)(K_(load_part)(p)); }
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return MM_(cvtepu8_epi16)(K_(load_part)(p)); }
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { PART_(stream_si)((K_(part) *)p, K_(narrow16)(a)); }
-FN_ void K_(nt_fence)(void) { _mm_sfence(); }
+FN_ void nt_store32_(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
+FN_ void nt_store16_(kopt_byte_ *p, vu32_ a) { PART_(stream_si)((K_(part) *)p, K_(narrow16)(a)); }
+FN_ void nt_fence_(void) { _mm_sfence(); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return MM_(cvtepu16_epi32)(K_(low_part)(a)); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return MM_(cvtepu16_epi32)(K_(high_part)(a)); }
 FN_ vf32_ widen_fp16_(vu32_ a) { return MM_(cvtph_ps)(K_(narrow16)(a)); }
@@ -2940,7 +2905,6 @@ FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
 #define ISA_TARGET_
 #define LANES_ ((size_t)4)
 #define SPECIALIZED_ 1
-#define OPERATORS_ 1
 #define AS_(lanes, a) ((K_(lanes))(a)) /* the same bits as other lanes */
 #define WORDS_(a) ((vu32_)(a))
 #if KOPT_PASS_ == KOPT_PASS_NEON_
@@ -3067,13 +3031,14 @@ FN_ vu32_ K_(round_u32)(vf32_ a) {
     return WORDS_(__builtin_convertvector(__builtin_wasm_nearest_f32x4(a), K_(i32)));
 }
 FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
-#define WIDE_(a, i, j) __builtin_convertvector(__builtin_shufflevector(a, a, i, j), K_(u64))
+#define SHUFFLE_ __builtin_shufflevector
+#define WIDE_(a, i, j) __builtin_convertvector(SHUFFLE_(a, a, i, j), K_(u64))
 FN_ vu32_ K_(products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 0, 1) * WIDE_(b, 0, 1)); } /* of lanes 0 and 1 */
 FN_ vu32_ K_(other_products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 2, 3) * WIDE_(b, 2, 3)); }
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     const vu32_ factor = isplat_(b), x = K_(products)(a, factor), y = K_(other_products)(a, factor);
-    *low = __builtin_shufflevector(x, y, 0, 2, 4, 6);
-    *high = __builtin_shufflevector(x, y, 1, 3, 5, 7);
+    *low = SHUFFLE_(x, y, 0, 2, 4, 6);
+    *high = SHUFFLE_(x, y, 1, 3, 5, 7);
 }
 FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
     sum[0] = WORDS_(AS_(u64, sum[0]) + AS_(u64, K_(products)(a, b)));
@@ -3082,10 +3047,10 @@ FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
 FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return (m & yes) | (~m & no); }
 FN_ vu32_ unpack_low16_(vu32_ a) {
-    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
+    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
 }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) {
-    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
+    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
 }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(K_(unpack_high16)(a) << 16); }
@@ -3097,28 +3062,28 @@ FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
 FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     const K_(i8) a = AS_(i8, isplat_(kopt_load32_(p)));
-    return WORDS_(AS_(i32, __builtin_shufflevector(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
+    return WORDS_(AS_(i32, SHUFFLE_(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
 }
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
     const K_(i8) a = AS_(i8, K_(load64)(p));
-    return WORDS_(__builtin_shufflevector(a, a, 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
+    return WORDS_(SHUFFLE_(a, a, 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { *(K_(unaligned128) *)p = a; }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    const K_(u16) r = __builtin_shufflevector(AS_(u16, a), AS_(u16, a), 0, 2, 4, 6, 0, 2, 4, 6);
+    const K_(u16) x = AS_(u16, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 0, 2, 4, 6);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
-    const K_(i8) x = AS_(i8, a);
-    const K_(i8) r = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+    const K_(i8) x = AS_(i8, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
-FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
-FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
+FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 0, 4, 1, 5); }
+FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 2, 6, 3, 7); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
-    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
+    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
 }
+#undef SHUFFLE_
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~WORDS_(AS_(i16, a & exponent) == 0); }
 FN_ vu32_ K_(gt16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) > AS_(i16, b)); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
@@ -3138,19 +3103,30 @@ FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
-/* Optional operations (see VOCABULARIES) that the vocabulary of this pass lacks are made from its other ones. */
-#ifdef NT_STORES_
-#define nt_store16_ K_(nt_store16)
-#define nt_store32_ K_(nt_store32)
-#define nt_fence_ K_(nt_fence)
-#else
-#define NT_STORES_ 0 /* plain stores instead of non-temporal ones */
+/* A step. Scalar code takes an element through it (step_element), vector code a pair of vectors: direction_pair, then
+   commit_pair. If a result of a pair is not an ordinary number, the stage stores nothing and leaves the pair to scalar
+   code.
+
+       g = load the gradient                              load_pair
+       m = load the moments                               load_moment; fp16 and 8 bits: squares of roots
+       x = the direction, by the rule, from g; updates m  rule; L2 and EMA read the weight, too
+       store m, rounded                                   round_moment, store_moment_pair
+       w, residual = load the weight                      load_weight, load_weight_pair
+       u = rate * x + decay * w                           update
+       u = move toward the slow weight, if due            lookahead
+       w, residual = w + residual - u, rounded            commit
+       store w and residual                               encode_weight, commit_pair
+       copy the weight, count, zero the gradient          encode_copy, tally */
+
+/* Optional operations that the vocabulary of this pass lacks. */
+#ifndef NT_STORES_
+#define NT_STORES_ 0
 #define nt_store16_ store16_
 #define nt_store32_ store32_
 #define nt_fence_() ((void)0)
 #endif
 
-#ifdef OPERATORS_
+#ifndef shl_
 FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return a + b; }
 FN_ vu32_ isub_(vu32_ a, vu32_ b) { return a - b; }
 FN_ vu32_ and_(vu32_ a, vu32_ b) { return a & b; }
@@ -3180,8 +3156,8 @@ FN_ vmask_ K_(unordered)(vf32_ a, vf32_ b) {
 #endif
 
 #ifdef GENERIC_FP16_ /* not inlined: the gain in speed is not worth the compile time */
-/* Both split a magnitude at 2^-14. The part below it (low), where fp16 is subnormal, has equal steps of 2^-24. The part
-   above it (high) is 0 if there is none; it keeps its bits, shifted by 13. */
+/* Both split a magnitude at 2^-14: low, where fp16 is subnormal, has equal steps of 2^-24; high, the part above or 0,
+   keeps its bits, shifted by 13. */
 static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
     const vu32_ mag = and_(a, isplat_(0x7FFFu)), low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x0400u))));
     vu32_ u = iadd_(as_u32_(mul_(convert_f32_(low), splat_(5.9604644775390625e-08f))), shl_(isub_(mag, low), 13));
@@ -3203,21 +3179,21 @@ static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
 }
 #endif
 
-/* The scalars of a kopt_step, broadcast, with the names of docs/numerics.md except these: weight_decay is its decay.
-   extrapolation is the beta1 of its Nesterov line (SGD) and the beta2 of its line for v (Adan). slow_scale is its
-   1 - lookahead_rate. */
+/* The scalars of a kopt_step, broadcast, with the names of docs/numerics.md. A GPU loads the first 16 words, which must
+   hold all before slow_scale, as vectors. */
 typedef struct scalars_ {
     vf32_ grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3;
-    vf32_ extrapolation, third_scale, rate, root_scale, eps;
+    vf32_ extrapolation; /* beta1 of the Nesterov line (SGD), beta2 of the line for v (Adan) */
+    vf32_ third_scale, rate, root_scale, eps;
 #ifdef KAHAN_OPT_VMATH
     vf32_ sharpness;
     int smooth;
 #endif
-    vf32_ slow_scale; /* not above: the fields above must be in the first 16 words, which a GPU loads as vectors */
+    vf32_ slow_scale; /* 1 - lookahead_rate */
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
-/* rate, decay: those of the step, or of a tensor (multiplied by its rate_scale and stable_scale). */
+/* rate, decay: those of the step, or of a tensor (times its rate_scale and stable_scale). */
 FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     scalars_ k;
     k.grad_scale = splat_(s->grad_scale);
@@ -3239,8 +3215,8 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.sharpness = splat_(s->sharpness);
     k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
-    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* a factor of 1 changes no number */
-    k.use_l2 = kopt_as_u32_(s->l2) << 1 != 0;                                /* neither 0 nor -0 */
+    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u;
+    k.use_l2 = kopt_as_u32_(s->l2) << 1 != 0; /* neither 0 nor -0 */
     k.use_decay = kopt_as_u32_(decay) << 1 != 0;
     k.zero_grad = s->zero_grad;
     k.moments_only = s->moments_only;
