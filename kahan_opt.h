@@ -1579,10 +1579,8 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 /* In the comments below, "section" with a number means that section of docs/numerics.md. */
 
-/* Selects the vector code of this build: KOPT_X86_ (AVX-512, KOPT_AVX2_, KOPT_SSE2_), KOPT_NEON_, KOPT_SIMD128_, or
-   none. Where the flags of the compiler promise AVX2 or AVX-512, the sets below it would never be chosen, and are left
-   out. tcc, nvcc and unknown compilers get scalar code only. The vocabulary of KOPT_SIMD128_ needs a little-endian
-   machine and, with gcc, version 12. */
+/* The vector code of this build: KOPT_X86_ (AVX-512, KOPT_AVX2_, KOPT_SSE2_), KOPT_NEON_, KOPT_SIMD128_, or none. Sets
+   below the one that the flags of the compiler promise are left out. tcc, nvcc and unknown compilers: scalar code. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__CUDACC__)
 #elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
 #define KOPT_X86_ 1
@@ -1604,45 +1602,37 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 #if defined(KOPT_X86_)
 #if defined(KOPT_GCC_) && !defined(_IMMINTRIN_H_INCLUDED)
-/* Without this macro gcc's headers refuse to be included one by one. <immintrin.h> includes all of them: parsing them
-   takes 3 % longer. */
+#define KOPT_ONE_BY_ONE_ /* all of gcc's <immintrin.h> takes 3 % longer */
 #define _IMMINTRIN_H_INCLUDED
 #if !__STDC_HOSTED__ && !defined(_MM_MALLOC_H_INCLUDED)
-#define _MM_MALLOC_H_INCLUDED /* keeps the headers from including stdlib.h, which bare metal and UEFI lack */
+#define _MM_MALLOC_H_INCLUDED /* no stdlib.h, which bare metal and UEFI lack */
 #include <smmintrin.h>
 #undef _MM_MALLOC_H_INCLUDED
 #endif
-#include <smmintrin.h>
-#include <avxintrin.h>
-#include <avx2intrin.h>
-#include <f16cintrin.h>
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized" /* of _mm512_undefined_ps() in C++ */
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <avx512fintrin.h>
-#include <avx512vlintrin.h>
-#include <avx512bwintrin.h>
-#include <avx512dqintrin.h>
-#include <avx512vlbwintrin.h>
-#include <avx512vldqintrin.h>
-#pragma GCC diagnostic pop
-#undef _IMMINTRIN_H_INCLUDED
 #else
 #include <immintrin.h>
 #ifndef KOPT_GNU_
 #include <intrin.h>
-#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__)) /* here <immintrin.h> leaves these out */
+#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__))
+#define KOPT_ONE_BY_ONE_ /* <immintrin.h> leaves these out */
+#endif
+#endif
+#ifdef KOPT_ONE_BY_ONE_
 #include <smmintrin.h>
 #include <avxintrin.h>
 #include <avx2intrin.h>
 #include <f16cintrin.h>
 #include <avx512fintrin.h>
-#include <avx512bwintrin.h>
-#include <avx512dqintrin.h>
 #include <avx512vlintrin.h>
-#include <avx512vlbwintrin.h>
-#include <avx512vldqintrin.h>
+#include <avx512bwintrin.h>
+#ifdef KOPT_GCC_
+#pragma GCC diagnostic pop
+#undef _IMMINTRIN_H_INCLUDED
 #endif
+#undef KOPT_ONE_BY_ONE_
 #endif
 #elif defined(KOPT_NEON_)
 #include <arm_neon.h>
@@ -1650,8 +1640,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 #ifdef KOPT_GNU_
 #define KOPT_NOINLINE_ __attribute__((__noinline__))
-/* Not forced at clang -O0, which gives every value of every inlined call its own stack slot: 1 MB of stack. */
-#if defined(__clang__) && !defined(__OPTIMIZE__)
+#if defined(__clang__) && !defined(__OPTIMIZE__) /* would use 1 MB of stack: no slot is shared by inlined calls */
 #define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_
 #else
 #define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
@@ -1677,9 +1666,9 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 #ifdef KOPT_GCC_
 #if !defined(__OPTIMIZE__) && !defined(__CUDACC__)
+#define KOPT_OPTIMIZED_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O2") /* at -O0 vector code is 8-15x slower */
-#define KOPT_OPTIMIZED_HERE_
 #endif
 #elif defined(_MSC_VER) && !defined(KOPT_GNU_)
 #pragma float_control(precise, on, push)
@@ -1693,7 +1682,7 @@ typedef unsigned char kopt_byte_;
 enum {
     KOPT_HEADER_ = 64,       /* bytes of a state block before its arrays */
     KOPT_BLOCK_VERSION_ = 2, /* of the layout of a state block */
-    KOPT_RANDOM_STEP_ = 0,   /* this and all that follow: streams of random bits, section 7 */
+    KOPT_RANDOM_STEP_ = 0,   /* from here on: streams of random bits, section 7 */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
@@ -1701,23 +1690,21 @@ enum {
     KOPT_RANDOM_NOISE_ = 5
 };
 
-/* The scale of a block of 256 codes: largest, which is the largest magnitude in the block (KOPT_SIGN to nearest: the
-   mean). Both are fp32 words, the bits of fp32 numbers. The scale is 0 if largest is 0 or subnormal, and NaN (7FC00000)
-   if largest is infinite or NaN: then the whole block decodes to NaN. */
+/* The scale of a block of 256 codes, from its largest magnitude (KOPT_SIGN to nearest: its mean); both are bits of fp32
+   numbers. 0 if largest is 0 or subnormal; NaN (7FC00000) if it is infinite or NaN: then the block decodes to NaN. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
-    /* infinity + (1 << 22) is 7FC00000. Not a conditional expression with that constant: gcc 12 -O1 for Thumb-2 loses
-       the upper half of it. */
+    /* infinity + (1 << 22) is 7FC00000. With a conditional expression gcc 12 -O1 for Thumb-2 loses its upper half. */
     return bounded < 0x00800000u ? 0 : bounded + ((uint32_t)(bounded == infinity) << 22);
 }
-/* Are all codes of a block with this scale 0? */
+/* True if every code of a block is 0, because its scale is 0 or NaN. */
 KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || scale == 0x7FC00000u; }
 
 /* place_q8 of a root, whose code is 255 at most, minus its code: see KERNELS */
 #define KOPT_ROOT_PLACE_ ((uint32_t)1049)
 
-/* The scale of a block of KOPT_Q8 codes (section 6b). square: the block holds roots of means of squares, and the scale
-   is their largest. For all other numbers the scale is a power of two. */
+/* The scale of a block of KOPT_Q8 codes (section 6b): of roots of means of squares (square) the largest, of other
+   numbers a power of two. */
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
     const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
     if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
@@ -1729,12 +1716,12 @@ typedef struct kopt_job_ {
     const kopt_step *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    kopt_format grad_format, copy_format, moment_format;                            /* formats in memory */
-    size_t begin, end, scale; /* scale: offset in bytes from the codes of an 8-bit moment to its scales */
+    kopt_format grad_format, copy_format, moment_format;                            /* in memory */
+    size_t begin, end, scale; /* scale: bytes from the codes of an 8-bit moment to its scales */
     uint64_t first;           /* global index of element 0 */
     uint32_t id, stream;      /* of the random bits */
     float rate, weight_decay;
-    int buffered; /* moment[] are fp32 buffers (means of squares as roots), which the caller then rounds and stores */
+    int buffered; /* moment[] are fp32 buffers (means of squares as roots); the caller rounds and stores them */
 } kopt_job_;
 
 /* The conversion of an array. */
@@ -1748,8 +1735,7 @@ typedef struct kopt_conversion_ {
     uint32_t step, id;
 } kopt_conversion_;
 
-/* One call of a training-loop tool for n elements: the norm, the clipping of values or the sum of shards. Each tool
-   reads only some of the fields. */
+/* One call of a training-loop tool: the norm, clipping or the sum of shards. Each reads some of the fields. */
 typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_SUM_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
@@ -1758,7 +1744,7 @@ typedef struct kopt_tool_ {
     kopt_byte_ *dst;
     size_t n;
     kopt_norm *norm;
-    uint32_t limit; /* largest magnitude, as bits of dst_format */
+    uint32_t limit; /* of magnitudes, as bits of dst_format */
     const void *const *shards;
     size_t count;
     float scale;
@@ -1767,6 +1753,7 @@ typedef struct kopt_tool_ {
 /* ---- RULES, FORMATS AND ROUNDINGS -------------------------------------------------------------------------------- */
 
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
+#define KOPT_ALWAYS_INLINE_ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_
 #ifdef __CUDA_ARCH__
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_ /* so that an optimizer and a step stay in registers */
 #else
@@ -1778,18 +1765,17 @@ typedef struct kopt_tool_ {
 #else
 #define KOPT_LAST_RULE_ KOPT_EMA
 #endif
-#define KOPT_EXACT KOPT_EXACT
 
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
+KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
 }
 
-/* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments keep its square root. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
+/* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments store its root. */
+KOPT_ALWAYS_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
 }
 
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
+KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
     if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
@@ -1815,7 +1801,7 @@ KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
     memcpy(p, &x, 2);
 }
 KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { memcpy(p, &x, 4); }
-/* Fills the `room` bytes of part with size bytes from p and then zeros: size <= room. Returns part. */
+/* Copies size bytes to part and fills its `room` bytes with zeros. Returns part. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
                                                                        const kopt_byte_ *p, size_t size) {
     memset(part, 0, room);
@@ -1835,35 +1821,32 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 
 /* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
 
-/* Norms, loss scales, RAdam and checks of arguments need binary64. */
-
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
 #error "kahan_opt.h needs a double of 64 bits (AVR: gcc -mdouble=64)"
 #endif
 
-/* Converts binary32 to binary64, exactly. Returns the bits. */
+/* The bits of x as a double, which is exact. */
 KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
     uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
     const uint64_t sign = (uint64_t)(u >> 31) << 63;
     if (exponent == 896 && fraction == 0) return sign;
     if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) { /* subnormal in binary32, normal in binary64 */
+    if (exponent == 896) { /* subnormal as a float, normal as a double */
         for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
         fraction &= 0x007FFFFFu;
     }
     return sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29;
 }
 
-typedef union kopt_bitcast64_ {
-    double d;
-    uint64_t u;
-} kopt_bitcast64_;
-
-/* The bits of a double. */
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
-    kopt_bitcast64_ bits;
-    bits.d = x;
-    return bits.u;
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    return bits;
+}
+KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
+    double x;
+    memcpy(&x, &bits, 8);
+    return x;
 }
 
 #if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(__aarch64__)
@@ -1871,9 +1854,8 @@ KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
 #else
 #define KOPT_REGISTER64_ "m"
 #endif
-/* An optimization barrier: hides the value of x from the compiler. The barriers here and in kopt_to_float_() are
-   volatile, so they stay in order, and every operation is between two of them: one for its operand, one for its result.
-   So the compiler cannot move an operation before kopt_enter_() or after kopt_leave_(), which set and restore the
+/* Hides the value of x from the compiler. These barriers are volatile, so they stay in order, and every operation is
+   between two of them: none moves before kopt_enter_() or after kopt_leave_(), which set and restore the
    floating-point environment. */
 KOPT_INLINE_ double kopt_opaque64_(double x) {
 #ifdef __CUDA_ARCH__
@@ -1887,17 +1869,12 @@ KOPT_INLINE_ double kopt_opaque64_(double x) {
 #endif
 }
 
-KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
-    kopt_bitcast64_ whole;
-    whole.u = bits;
-    return whole.d;
-}
 #ifdef __CUDA_ARCH__
-#define KOPT_OPERATION64_(name, ptx, operation)             \
+#define KOPT_OPERATION64_(name, ptx, operation)    \
     KOPT_INLINE_ double name(double a, double b) { \
-        double r;                                        \
-        KOPT_PTX_(ptx, "d", r, a, b);                       \
-        return r;                                           \
+        double r;                                  \
+        KOPT_PTX_(ptx, "d", r, a, b);              \
+        return r;                                  \
     }
 #else
 #define KOPT_OPERATION64_(name, ptx, operation) \
@@ -1906,52 +1883,47 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
 KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
 KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
 KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
-/* The division is in assembly, as in kopt_div_(). */
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
     !(defined(__x86_64__) || defined(__SSE2_MATH__) || defined(__aarch64__) || defined(__powerpc__))
 KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
-#elif defined(__powerpc__)
-#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b))
-#elif defined(__aarch64__)
-#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b))
-#elif defined(__AVX__)
-#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b))
 #else
-#define KOPT_DIVIDE64_(a, b) __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b))
+KOPT_INLINE_ double kopt_div64_(double a, double b) { /* in assembly, as in kopt_div_() */
+#if defined(__powerpc__)
+    __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b));
+#elif defined(__aarch64__)
+    __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b));
+#elif defined(__AVX__)
+    __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
+#else
+    __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
 #endif
-#ifdef KOPT_DIVIDE64_
-KOPT_INLINE_ double kopt_div64_(double a, double b) {
-    KOPT_DIVIDE64_(a, b);
     return a;
 }
 #endif
-
-KOPT_INLINE_ double kopt_half64_(double x) { return kopt_mul64_(x, 0.5); }
 
 KOPT_INLINE_ float kopt_to_float_(double x) {
 #ifdef __CUDA_ARCH__
     float y;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y = (float)(kopt_opaque64_(x));
+    float y = (float)kopt_opaque64_(x);
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile float y = (float)(kopt_opaque64_(x));
+    volatile float y = (float)kopt_opaque64_(x);
 #endif
     return y;
 }
 
-/* A double, and its bits in two halves. For constants that are not exact in binary32: gcc's -fsingle-precision-constant
-   would round the literal, and with -frounding-math a quotient of exact literals would be rounded as the caller wants
-   it. tests/signs.py compares the two. */
+/* A double from its bits in two halves, where its literal is not exact in binary32: -fsingle-precision-constant would
+   round that. tests/signs.py compares the two. */
 #define KOPT_DOUBLE_(literal, high, low) kopt_bits_to_f64_(((uint64_t)(high) << 32) + (low))
 #define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
-/* a < b, compared as integers: -Ofast assumes that there are no NaNs, and if the caller has set DAZ, a comparison of
-   doubles takes subnormals for 0. A NaN is above all numbers or, if its sign bit is set, below all. */
+/* a < b, compared as integers: -Ofast knows no NaNs, and DAZ takes subnormals for 0. A NaN is above all numbers or, if
+   its sign bit is set, below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(double a, double b) {
     const uint64_t top = (uint64_t)1 << 63;
     uint64_t x = kopt_bits64_(a), y = kopt_bits64_(b);
@@ -1965,9 +1937,8 @@ static KOPT_HOST_DEVICE_ int kopt_within64_(double x, double low, double high) {
     return (kopt_bits64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
 }
 
-
-/* Checks of ranges, for every step; they compare the bits. The bits of nonnegative numbers are in the order of the
-   numbers, and the bits of negative numbers and NaNs are above those of any finite bound. -0 counts as 0. */
+/* Checks of ranges, for every step. They compare bits, which have the order of nonnegative numbers; those of negative
+   numbers and NaNs are above any finite bound. -0 counts as 0. */
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
 KOPT_INLINE_ int kopt_from_0_to_(double x, double largest) {
     return kopt_bits64_(x) <= kopt_bits64_(largest) || kopt_is_zero_(x);
@@ -1980,13 +1951,12 @@ KOPT_INLINE_ int kopt_normal_at_most_(double x, double largest) { /* at least 2^
     return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(largest);
 }
 
-/* 1 - beta in fp32, from the bits of 0 <= beta < 1. Truncates beta to 64 bits after the binary point, truncates the
-   difference to 53 significant bits and rounds it to fp32. In integers, so that it needs no binary64 arithmetic. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t beta) {
+/* 1 - beta in fp32, from the bits of 0 <= beta < 1 or -0. Truncates beta to 64 bits after the binary point, truncates
+   the difference to 53 significant bits and rounds it to fp32. */
+KOPT_ALWAYS_INLINE_ float kopt_one_minus_beta_(uint64_t beta) {
     uint64_t q = beta << 11 | (uint64_t)1 << 63;
-    /* 2047 drops the sign bit: beta may be -0 */
     int shift = 1022 - (int)(beta >> 52 & 2047), e = 1022;
-#ifdef __CUDA_ARCH__ /* q is shifted at once */
+#ifdef __CUDA_ARCH__
     if (shift > 0) q = shift < 64 ? q >> shift : 0;
 #else
     for (; shift > 0; shift--) q >>= 1;
@@ -1996,7 +1966,7 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t 
     shift = __clzll((long long)q);
     e -= shift;
     q <<= shift;
-#elif defined(KOPT_VECTORS16_) /* one instruction counts the zeros */
+#elif defined(KOPT_VECTORS16_)
     e -= __builtin_clzll(q); /* q is not 0 */
     q <<= __builtin_clzll(q);
 #else
@@ -2005,27 +1975,26 @@ static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_one_minus_beta_(uint64_t 
     return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + ((uint64_t)e << 52)));
 }
 
-/* 1 - (1 - a) * (1 - b), computed as a + b - a * b: a small a or b would lose its digits in 1 - a or 1 - b. */
-static KOPT_FORCE_INLINE_ KOPT_HOST_DEVICE_ float kopt_combine_gains_(float a, float b) {
+/* 1 - (1 - a) * (1 - b). 1 - a and 1 - b would lose digits of small a and b. */
+KOPT_ALWAYS_INLINE_ float kopt_combine_gains_(float a, float b) {
     return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
 }
 
-/* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step, by binary exponentiation. */
+/* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step. */
 static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
     float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = kopt_as_f32_(0);
     *beta32 = kopt_to_float_(beta);
     *gain32 = gain;
-    for (;;) {
+    for (;; gain = kopt_combine_gains_(gain, gain)) {
         if ((step & 1u) != 0) correction = kopt_combine_gains_(correction, gain);
         step >>= 1;
         if (step == 0) return correction;
-        gain = kopt_combine_gains_(gain, gain);
     }
 }
 
 #ifdef __CUDA_ARCH__
-/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one. Both lanes of the pair call it. Takes four
-   bits of the step at a time, without a branch; bits above the highest one change nothing. */
+/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one; both lanes call it. Takes four bits of the
+   step at a time, without a branch; bits above the highest one change nothing. */
 static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
                                                       float *correction2) {
     const int even = (int)(threadIdx.x & 30u);
@@ -2050,11 +2019,10 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
     *correction2 = __shfl_sync(pair, correction, even + 1);
 }
 #else
-/* kopt_beta_() of both beta1 and beta2, side by side: each waits for its own results only. */
+/* kopt_beta_() of beta1 and beta2, side by side: neither waits for the other. */
 static void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1, float *correction2) {
-    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)),
-          gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2));
-    float r1 = kopt_as_f32_(0), r2 = r1;
+    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = kopt_as_f32_(0);
+    float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = r1;
     uint32_t step = s->step;
     s->beta1 = kopt_to_float_(opt->beta1);
     s->beta2 = kopt_to_float_(opt->beta2);
@@ -2077,26 +2045,22 @@ static void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correcti
 
 /* Square root of 0 < a <= 1 by Heron's method. The iterates decrease until they have converged. */
 static KOPT_HOST_DEVICE_ double kopt_sqrt64_(double a) {
-    double x = 1.0, y;
-    for (;;) {
-        y = kopt_half64_(kopt_add64_(x, kopt_div64_(a, x)));
-        if (!kopt_less64_(y, x)) return x;
+    double x, y = 1.0;
+    do {
         x = y;
-    }
+        y = kopt_mul64_(kopt_add64_(x, kopt_div64_(a, x)), 0.5);
+    } while (kopt_less64_(y, x));
+    return x;
 }
 
-/* Converts n > 0 to binary64, nearest even. */
+/* n as a double, rounded to nearest even. */
 static KOPT_HOST_DEVICE_ double kopt_u64_to_f64_(uint64_t n) {
-    const uint32_t high = (uint32_t)(n >> 32), low = (uint32_t)(n & 0xFFFFFFFFu);
-    const double low64 = low == 0 ? 0 : (double)low;
-    if (high == 0) return low64;
-    return kopt_add64_(kopt_mul64_((double)high, 4294967296.0), low64);
+    return kopt_add64_(kopt_mul64_((double)(uint32_t)(n >> 32), 4294967296.0), (double)(uint32_t)(n & 0xFFFFFFFFu));
 }
 
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
 
-/* Adds value * 2^(p - 298) to the exact sum. A limb is one of its words, norm->digit[i]. Does not propagate carries:
-   each limb grows by less than 2^33. */
+/* Adds value * 2^(p - 298) to the exact sum without carries: each limb, norm->digit[i], grows by less than 2^33. */
 KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_t p) {
     const uint64_t low = (value & 0xFFFFFFFFu) << (p & 31u), high = (value >> 32) << (p & 31u);
     uint64_t *limb = norm->digit + (p >> 5);
@@ -2105,7 +2069,7 @@ KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_
     limb[2] += high >> 32;
 }
 
-/* Propagates carries. Then all limbs but the last are below 2^32, and equal sums have equal limbs. */
+/* Propagates carries: all limbs but the last become less than 2^32, and equal sums have equal limbs. */
 static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     int i;
     for (i = 0; i < 19; i++) {
@@ -2114,22 +2078,16 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     }
 }
 
-/* The fp32 word of |x|, with x the value at p. */
-KOPT_INLINE_ uint32_t kopt_load_magnitude_(const kopt_byte_ *p, kopt_format format) {
-    if (format == KOPT_F32) return kopt_load32_(p) & 0x7FFFFFFFu;
-    if (format == KOPT_BF16) return (kopt_load16_(p) & 0x7FFFu) << 16;
-    return kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)(kopt_load16_(p) & 0x7FFFu)));
-}
-
-/* Adds the squares of n values one by one, and counts the values that are not finite. Between two calls of
-   kopt_norm_carry_(), at most 2^30 values may be added. */
+/* Adds the squares of n values and counts those that are not finite. Carries are due after at most 2^30 values. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(kopt_norm *norm, const kopt_byte_ *p,
                                                                                 kopt_format format, size_t n) {
     const size_t size = kopt_bytes_of_(format);
     for (; n > 0; n--, p += size) {
-        const uint32_t magnitude = kopt_load_magnitude_(p, format), exponent = magnitude >> 23;
-        /* |x| = significand * 2^(max(exponent, 1) - 150) */
-        const uint64_t significand = (magnitude & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u);
+        const uint32_t u = format == KOPT_F32    ? kopt_load32_(p)
+                           : format == KOPT_BF16 ? kopt_load16_(p) << 16
+                                                 : kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)kopt_load16_(p)));
+        const uint32_t exponent = u >> 23 & 0xFFu; /* |x| = significand * 2^(max(exponent, 1) - 150) */
+        const uint64_t significand = (u & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u);
         if (exponent == 255)
             norm->nonfinite++;
         else
@@ -2137,36 +2095,30 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(
     }
 }
 
-/* Copies a norm and propagates the carries of the copy. Not an assignment, which would call memcpy. */
+/* A copy with its carries propagated. */
 static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
     *to = *from;
     kopt_norm_carry_(to);
 }
 
-/* The square root, rounded to nearest even; infinity if a value was not finite. Computes 54 bits of the root one by
-   one; the last bit and the remainder decide the rounding. */
+/* The square root, rounded to nearest even; infinity if a value was not finite. Computes 54 bits one by one; the last
+   bit and the remainder decide the rounding. */
 static KOPT_HOST_DEVICE_ double kopt_norm_root_(const kopt_norm *norm) {
     uint64_t remainder = 0, root = 0;
     int pairs, pair, i;
     kopt_norm n;
     kopt_norm_copy_(&n, norm);
     if (n.nonfinite != 0) return kopt_bits_to_f64_((uint64_t)0x7FF << 52);
-    for (i = 19; i >= 0 && n.digit[i] == 0; i--) {
-    }
-    if (i < 0) return kopt_bits_to_f64_(0);
+    for (i = 19; n.digit[i] == 0; i--)
+        if (i == 0) return kopt_bits_to_f64_(0);
     pairs = 16 * i; /* the number of bit pairs of the sum */
     for (remainder = n.digit[i]; remainder != 0; remainder >>= 2) pairs++;
     for (pair = pairs - 1; pair >= pairs - 54; pair--) {
         const int limb = pair >= 320 ? 19 : pair >> 4;
-        uint64_t trial;
-        remainder <<= 2;
-        if (pair >= 0) remainder |= n.digit[limb] >> (2 * (pair - 16 * limb)) & 3u;
-        trial = (root << 2) | 1u;
-        root <<= 1;
-        if (remainder >= trial) {
-            remainder -= trial;
-            root |= 1u;
-        }
+        const uint64_t trial = root << 2 | 1u;
+        remainder = remainder << 2 | (pair < 0 ? 0 : n.digit[limb] >> (2 * (pair - 16 * limb)) & 3u);
+        root = root << 1 | (remainder >= trial);
+        if ((root & 1u) != 0) remainder -= trial;
     }
     for (; pair >= 0 && remainder == 0; pair--) remainder = n.digit[pair >> 4] >> (2 * (pair & 15)) & 3u;
     /* 53 bits, in units of 2^(pairs - 53 - 149) */
@@ -2189,7 +2141,7 @@ typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_UNIFORM_       /* a + b * a random number in (-1, 1) */
 } kopt_vmath_kind_;
 
-/* One call of the kernel of vector mathematics. Each kind reads only some of the fields. */
+/* One call of the kernel of vector mathematics. Each kind reads some of the fields. */
 typedef struct kopt_vmath_job_ {
     kopt_vmath_kind_ kind;
     kopt_function f;
@@ -2201,8 +2153,8 @@ typedef struct kopt_vmath_job_ {
     kopt_random_key key;
 } kopt_vmath_job_;
 
-/* The inputs that the polynomials do not round correctly, in the order of function, format (bf16, fp16) and input:
-   `input << 16 | output`. `tests/vmath.py exceptions` prints the table. */
+/* Inputs that the polynomials do not round correctly, by function, format (bf16, fp16) and input: `input << 16 |
+   output`. `tests/vmath.py exceptions` prints the table. */
 /* clang-format off */
 static const kopt_byte_ kopt_map_exception_start_[27] = {0, 0, 2, 2, 3, 3, 3, 3, 9, 9, 11, 11, 14, 14, 19, 19, 21, 21,
     27, 27, 33, 34, 48, 48, 54, 54, 57};
@@ -2217,38 +2169,29 @@ static const uint32_t kopt_map_exceptions_[57] = {
 /* clang-format on */
 #endif
 
-/* The stages of a step, as bits. The direction stage reads the gradient, updates the moments and computes the
-   direction, which the learning rate multiplies. The commit stage updates, rounds and stores the weight. The final
-   stage comes after it: slow weights, copies, counts, zeroing the gradient. A vector kernel steps two vectors at a
-   time, a pair. It hands a pair with special values to the scalar code, which then runs only the direction or only the
-   commit stage; a buffer holds the direction in between. */
+/* ---- kinds of steps, random numbers and tiles ---- */
+
+/* The stages of a step, as bits. Direction: reads the gradient, updates the moments and computes the direction, which
+   the learning rate multiplies. Commit: updates, rounds and stores the weight. Final: slow weights, copies, counts,
+   zeroing the gradient. Scalar code runs one stage of a pair of vectors that has special values in it. */
 enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4, KOPT_ALL_STAGES_ = 7 };
 #ifndef KOPT_NT_THRESHOLD_
 #define KOPT_NT_THRESHOLD_ (((size_t)1) << 25) /* conversions to this many bytes use non-temporal stores */
 #endif
-/* Elements of a tile, which is stepped stage by stage. A block of 8-bit moments has as many. */
-#define KOPT_TILE_ 256
-#define KOPT_LARGEST_PAIR_ 32 /* elements of a pair of vectors of AVX-512 */
+#define KOPT_TILE_ 256 /* elements of a tile, and of a block of 8-bit moments */
 
-/* The order of stages in a specialized loop. Tiled: each stage runs over a whole tile. Fused: the commit stage of a
-   pair follows its direction stage at once. Pipelined: the commit stage of a pair follows the direction stage of the
-   next pair, so that the processor can work on two divisions at a time. docs/benchmarks.md measures the gain. */
-
-/* ---- kinds of steps, random numbers and tiles ---- */
-
-/* The kind of a step: rule, formats and roundings. A function that is compiled for certain kinds overwrites fields with
-   constants, so that the compiler drops the code for all other kinds. */
+/* The kind of a step. A function for certain kinds overwrites fields with constants, so that the compiler drops the
+   code for all others. */
 typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
-
-    /* buffered: the moments are in fp32 buffers, and are rounded when they are stored from there to memory */
-    int moment_count, nesterov, buffered;
+    int moment_count, nesterov;
+    int buffered; /* moments are in fp32 buffers, and are rounded when they are stored from there to memory */
 } kopt_kind_;
 
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
+KOPT_ALWAYS_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
     const kopt_step *s = j->step;
     kopt_kind_ kind;
     kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* they differ in scalars only */
@@ -2265,13 +2208,12 @@ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_
     return kind;
 }
 
-/* Is this moment a mean of squares, and does its array (memory, or the fp32 buffer) hold the root instead? */
+/* Does the array (or fp32 buffer) of this moment hold the root of a mean of squares? */
 KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
     return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
 }
 
-/* Moments are rounded as opt.moment_rounding says, except AMSGrad's maximum: it does not accumulate, and is rounded to
-   nearest. */
+/* AMSGrad's maximum, which does not accumulate, is always rounded to nearest. */
 KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
     return moment == 2 && kopt_is_square_(kind.rule, moment) ? KOPT_NEAREST : kind.moment_rounding;
 }
@@ -2286,12 +2228,11 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 }
 
 #ifdef KOPT_VECTOR_CODE_
-/* Bytes that are more than the cache of a core, and more than its share of the last cache. */
-#define KOPT_CORE_CACHE_ (((size_t)1) << 21)
-#define KOPT_SHARED_CACHE_ (((size_t)1) << 25)
+/* Bytes: more than a core's L2, and more than its share of L3. */
+enum { KOPT_CORE_CACHE_ = 1 << 21, KOPT_SHARED_CACHE_ = 1 << 25 };
 
-/* Does a step of n elements prefetch? Only if its arrays have more than `enough` bytes. In memory it helps steps whose
-   bytes take longer than their arithmetic, and slows down others. */
+/* Does a step of n elements prefetch? If its arrays have more than `enough` bytes, and their bytes take longer than
+   their arithmetic: others would be slower. */
 static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t enough) {
     const size_t moment = kopt_bytes_of_(j->moment_format);
     const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
@@ -2301,30 +2242,25 @@ static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ ki
 }
 #endif
 
-/* docs/numerics.md, section 7, which defines group, span, own, other and row. (From here on, "section" is one of that
-   page.) A block of Philox4x32-7 (Salmon et al. 2011) is 4 words, that is 8 halves, which serve 8 elements in each
-   group of a span. Number k of an element is r_k = own + (16 * row + 2 * k) * other, modulo 2^16. k is 0 for the weight
-   and 1 to 4 for the moments. In the variables below, r is both number 0 and 2 * other of an element, `number` is
-   number 0 (or number k, once stride has been added k times), and stride is 2 * other. */
-
+/* Section 7 defines group, span, own, other and row. A block of Philox4x32-7 (Salmon et al. 2011) has 8 halves, for 8
+   elements in each group of a span. Number k of an element is own + (8 * row + k) * stride modulo 2^16, with stride =
+   2 * other: k is 0 for the weight, 1 to 4 for the moments. r packs number 0 (low half) and stride (high half);
+   `number` is number 0, or number k after k additions of stride. */
 #define KOPT_RANDOM_GROUP_ 128 /* elements; all 16 groups of a span use the same 16 Philox blocks */
-#define KOPT_RANDOM_SPAN_ 2048
+enum { KOPT_RANDOM_SPAN_ = 2048, KOPT_RANDOM_STORES_ = 8 /* numbers of a row, of which 5 are used */ };
 
 /* The Philox block of the element with this global index: b of section 7. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint64_t kopt_philox_block_(uint64_t index) {
+KOPT_ALWAYS_INLINE_ uint64_t kopt_philox_block_(uint64_t index) {
     return (index >> 11 << 4) | (index >> 3 & 15);
 }
 
-/* Returns 8 * row of the element with this global index. Number k is own + (8 * row + k) * (2 * other): a row has 8
-   factors 8 * row + k, of which 5 are used (k = 0 to 4). */
-enum { KOPT_RANDOM_STORES_ = 8 };
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_multiplier_(uint64_t index) {
+/* 8 * row of the element with this global index. */
+KOPT_ALWAYS_INLINE_ uint32_t kopt_random_multiplier_(uint64_t index) {
     return (uint32_t)(index >> 7 & 15) * KOPT_RANDOM_STORES_;
 }
 
-/* r of an element: number 0 in the lower half, 2 * other in the upper half. So number k is number 0 plus k times the
-   upper half. halves: the word of the element, with its own half as the lower one. */
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, uint64_t index) {
+/* r of an element. halves: its word, with its own half as the lower one. */
+KOPT_ALWAYS_INLINE_ uint32_t kopt_random_combine_(uint32_t halves, uint64_t index) {
     const uint32_t stride = halves >> 16 << 1;
     return stride << 16 | ((halves + stride * kopt_random_multiplier_(index)) & 0xFFFFu);
 }
@@ -2334,55 +2270,47 @@ typedef struct kopt_philox_key_ {
     uint32_t key[2], stream, step, id;
 } kopt_philox_key_;
 
-static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step,
-                                                                                   uint32_t id, uint32_t stream) {
-    kopt_philox_key_ c;
-    c.key[0] = (uint32_t)(seed & 0xFFFFFFFFu);
-    c.key[1] = (uint32_t)(seed >> 32);
-    c.stream = stream << 28;
-    c.step = step;
-    c.id = id;
+KOPT_ALWAYS_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step, uint32_t id,
+                                                           uint32_t stream) {
+    const kopt_philox_key_ c = {
+        {(uint32_t)(seed & 0xFFFFFFFFu), (uint32_t)(seed >> 32)}, stream << 28, step, id};
     return c;
 }
 
 #ifdef KOPT_VECTOR_CODE_
 #ifdef KOPT_GNU_
-#define KOPT_ALIGN64_ __attribute__((__aligned__(64))) /* an array whose vectors do not cross cache lines */
+#define KOPT_ALIGN64_ __attribute__((__aligned__(64))) /* no vector crosses a cache line */
 #else
 #define KOPT_ALIGN64_ __declspec(align(64))
 #endif
 #define KOPT_BYTES_(p) ((kopt_byte_ *)(p))
 
-/* The random numbers of a tile, which is up to KOPT_TILE_ consecutive elements: as long as 2 groups. It may begin
-   within a group, so lower and upper hold up to 3 groups, two elements to a word, in the order of memory. number and
-   stride point to the tile's first element in lower (number 0) and upper (2 * other), 16 bits per element. */
+/* Random numbers of a tile, which takes up to 2 groups and touches up to 3: 16 bits per element, in memory order. */
 typedef struct kopt_random_tile_ {
     KOPT_ALIGN64_ uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
-    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2], upper[3 * KOPT_RANDOM_GROUP_ / 2];
-    const kopt_byte_ *number, *stride;
+    uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2];           /* number 0 */
+    uint32_t upper[3 * KOPT_RANDOM_GROUP_ / 2];           /* stride */
+    const kopt_byte_ *number, *stride;                    /* those of the first element of the tile */
 } kopt_random_tile_;
 
-/* An array of a job: the job's pointer to it, the bytes of an element, and whether the step writes it. */
 typedef struct kopt_job_array_ {
-    kopt_byte_ **at;
-    size_t bytes;
-    int written;
+    kopt_byte_ **at; /* the job's pointer to the array */
+    size_t bytes;    /* of an element */
+    int written;     /* by the step */
 } kopt_job_array_;
-enum { KOPT_JOB_ARRAYS_ = 10 };
+enum { KOPT_JOB_ARRAYS_ = 10, KOPT_LARGEST_PAIR_ = 32 /* elements of a pair of vectors of AVX-512 */ };
 
-/* A tile: consecutive elements of a tensor, for which one stage runs after the other. Stages read and write whole pairs
-   of vectors, so all arrays have room for the next multiple of a pair. */
+/* A tile: consecutive elements of a tensor, stepped stage by stage. Stages read and write whole pairs of vectors, so
+   all arrays have room for the next multiple of a pair. */
 typedef struct kopt_tile_ {
-    /* In fp32. x: what the rule returns, then the direction. w, compensation: the weights as
-       decay sees them, if is_loaded says so. apart: 0, or the
-       elements of a pair; then the even elements of each pair stand before the odd ones. */
-    KOPT_ALIGN64_ float x[KOPT_TILE_], w[KOPT_TILE_], compensation[KOPT_TILE_];
+    KOPT_ALIGN64_ float x[KOPT_TILE_];             /* what the rule returns, then the direction */
+    float w[KOPT_TILE_], compensation[KOPT_TILE_]; /* weights in fp32 and KAHAN's compensations, if is_loaded */
     kopt_random_tile_ random;
     kopt_job_ job; /* the step of its elements: 0 to job.end - 1 */
     kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *arrays_end;
     kopt_kind_ kind;
     int is_loaded, prefetches;
-    size_t apart;
+    size_t apart; /* 0, or the elements of a pair: its even elements stand before the odd ones */
     void (*direction)(struct kopt_tile_ *), (*commit)(struct kopt_tile_ *); /* the functions of its stages */
     float *moment[4];    /* buffered moments, means of squares as their roots */
     uint32_t largest[4]; /* their largest magnitudes after the step, as fp32 bits */
@@ -2392,7 +2320,7 @@ typedef struct kopt_tile_ {
 typedef void kopt_stage_(kopt_tile_ *);
 typedef struct kopt_stages_ {
     size_t pair;  /* elements of a pair of vectors */
-    int even_odd; /* with bf16 weights x, w and compensation have the even elements of each pair before the odd ones */
+    int even_odd; /* with bf16 weights, x, w and compensation have the even elements of each pair first */
     void (*fill_random)(kopt_random_tile_ *, const kopt_philox_key_ *, uint64_t, size_t, int, int);
     void (*decode)(float *, const kopt_byte_ *, const kopt_byte_ *, int, size_t);
     void (*encode)(kopt_byte_ *, kopt_byte_ *, const float *, uint32_t, int, int, kopt_rounding,
@@ -2401,7 +2329,7 @@ typedef struct kopt_stages_ {
     int (*find)(const kopt_kind_ *, kopt_stage_ **, kopt_stage_ **);
     void (*update)(kopt_tile_ *);
     void (*convert)(const kopt_conversion_ *);
-    const struct kopt_stages_ *other; /* what steps the kinds that find() does not know */
+    const struct kopt_stages_ *other; /* for kinds that find() does not know */
 } kopt_stages_;
 
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
@@ -2409,15 +2337,16 @@ static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 #endif
 
-/* Scalar code, which vector code calls for ranges that are too short and for special values. */
+/* Scalar code, which vector code calls for short ranges and special values. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                                     size_t pair);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
+
 /* ---- ONE PASS PER INSTRUCTION SET -------------------------------------------------------------------------------- */
 
-/* The file includes itself once per instruction set. Each inclusion compiles only the vocabulary and the kernels. */
+/* The file includes itself once per instruction set, for a vocabulary and the kernels. */
 
 #define KOPT_PASS_SCALAR_ 1
 #define KOPT_PASS_SSE2_ 2
@@ -2435,28 +2364,22 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #undef KOPT_PASS_
 #endif
 
-#ifdef KOPT_X86_
+#if defined(KOPT_X86_)
 #define KOPT_PASS_ KOPT_PASS_AVX512_
-#include KAHAN_OPT_SELF
-#undef KOPT_PASS_
-#endif
-
-#ifdef KOPT_NEON_
+#elif defined(KOPT_NEON_)
 #define KOPT_PASS_ KOPT_PASS_NEON_
-#include KAHAN_OPT_SELF
-#undef KOPT_PASS_
-#endif
-
-#ifdef KOPT_SIMD128_
+#elif defined(KOPT_SIMD128_)
 #define KOPT_PASS_ KOPT_PASS_SIMD128_
+#endif
+#ifdef KOPT_PASS_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
 #endif
 
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && !defined(KOPT_OPTIMIZED_HERE_) && \
     !defined(__FAST_MATH__) && defined(KOPT_VECTOR_CODE_)
-/* -O1 for all code after the vector kernels above, which then takes a third less time to compile. Not with -Ofast:
-   gcc's pop_options does not restore its macro __FAST_MATH__. */
+/* -O1 for all code from here on, which then compiles in two thirds of the time. Not with -Ofast: gcc's pop_options does
+   not restore __FAST_MATH__. */
 #define KOPT_COLD_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O1")
@@ -2474,7 +2397,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #endif
 
 #ifndef KOPT_READ_
-#error "kahan_opt.h did not read itself: is it a file of its own, without a guard? (CONFIGURATION: KAHAN_OPT_SELF)"
+#error "kahan_opt.h did not read itself: keep it a separate file, without a guard or #pragma once (KAHAN_OPT_SELF)"
 #undef KOPT_IMPLEMENTING_
 #endif
 
@@ -2486,10 +2409,10 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 /* ================================================================================================================== */
 /* VOCABULARIES: the operations from which the kernels are made, for each ISA. Intrinsics live here and nowhere else.
 
-   The table gives the meaning of an operation for one lane: a and b are operands, m is a mask, n is a constant, p is a
-   pointer to bytes, of any alignment. An operation marked (X_) is optional: a vocabulary that provides it defines X_.
-   For all others, KERNELS makes the operation from other ones. "Not scalar": a vocabulary with ONE_LANE_ does not need
-   the operation.
+   The table gives the meaning of an operation for one lane. a, b: operands; m: a mask; n: a constant; p: a pointer to
+   bytes, of any alignment. (X_): optional; a vocabulary that provides it defines X_, for the others KERNELS makes it
+   from other operations. "Not scalar": a vocabulary with ONE_LANE_ does not need it. Where dot_ has no macro, it is
+   K_(dot).
 
    Types
    vf32_                        LANES_ lanes of float (binary32)
@@ -2497,19 +2420,17 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
                                 2 * i is the lower half of lane i, half 2 * i + 1 the upper one
    vmask_                       LANES_ truth values
 
-   Floats. Arithmetic (add_ to masked_sub_) rounds once per operation, as in IEEE 754, to nearest even. With gcc and
-   clang, its results and that of as_u32_ are opaque to the compiler, so no flag can make it fuse, reorder or
-   approximate operations.
+   Floats. add_ to masked_sub_ round once, to nearest even. Their results and that of as_u32_ are opaque to gcc and
+   clang: no flag can fuse, reorder or approximate operations.
    splat_(x)                    x, a float: broadcast
    add_ sub_ mul_ div_(a, b)    a + b, a - b, a * b, a / b
    sqrt_(a)                     square root
    masked_sub_(m, a, b)         m ? a - b : b (MASKED_SUB_)
    flush_(a)                    a, but +0 if |a| < 2^-126, and 0x7FFFFFFF for every NaN (FLUSH_)
-   min_(a, b) max_(a, b)        minimum, maximum; at most one of a and b is negative (MIN_MAX_). For 0 and -0, and for
-                                NaN, the result depends on the ISA. All ISAs keep these rules: if a NaN has the sign bit
-                                0, min_(NaN, b) is b and max_(a, NaN) is NaN; if a or b is a NaN of any sign, at least
-                                one of min_(a, b) and max_(b, a), with the operands swapped, is NaN
-   unordered_(a, b)             mask: is a or b a NaN? (UNORDERED_)
+   min_ max_(a, b)              minimum, maximum; at most one of a and b is negative (MIN_MAX_). The ISA decides which
+                                of 0 and -0 is less. If a NaN has the sign bit 0, min_(NaN, b) is b and max_(a, NaN) is
+                                NaN. For any NaN, at least one of min_(a, b) and max_(b, a) is NaN
+   unordered_(a, b)             mask: is a or b a NaN? Made by KERNELS
    as_u32_(a) as_f32_(a)        bitcast from float to uint32_t, from uint32_t to float
    round_u32_(a)                float to integer, to nearest even; 0 <= a < 2^31
    convert_f32_(a)              int32_t to float, to nearest even
@@ -2519,13 +2440,12 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    isplat_hoisted_(x)           the same, opaque to the compiler, so that it stays in a register throughout a loop
    iadd_ isub_(a, b)            a + b, a - b modulo 2^32
    and_ or_ xor_(a, b)          a & b, a | b, a ^ b
-   shl_ shr_(a, n)              a << n, a >> n (logical); macros
-   OPERATORS_                   a macro: vu32_ has the operators of C, and KERNELS defines iadd_ to shr_ with them
+   shl_ shr_(a, n)              a << n, a >> n (logical): macros. Without them vu32_ has the operators of C
    imax_(a, b)                  maximum of int32_t (IMAX_)
    imin_(a, b)                  minimum of int32_t. With FLUSH_ only
    mulhilo_(a, x, &high, &low)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
-   dot_(sum, a, b)              adds the 64-bit products a * b to the 64-bit lanes of the vectors sum[0] and sum[1];
-                                which product goes to which lane depends on the ISA. Not scalar, not with TOOLS_ISA_
+   dot_(sum, a, b)              adds the 64-bit products a * b to the 64-bit lanes of the vectors sum[0] and sum[1], in
+                                an order of the ISA. Not scalar, not with TOOLS_ISA_
 
    Masks
    igt_(a, b) ieq_(a, b)        mask: a > b as int32_t; a == b
@@ -2536,20 +2456,16 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 
    Memory: LANES_ consecutive elements
    load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
-   store32_ store16_(p, a)      the lower 32 or 16 bits of a
-   K_(store8)(p, a)                the lower 8 bits of a (ONE_LANE_ only)
-   nt_store32_ nt_store16_(p, a)
-                                non-temporal stores to p, aligned to the size of the store; nt_store16_: a < 2^16
-                                (NT_STORES_; without it they are store32_ and store16_)
-   nt_fence_()                  orders non-temporal stores before later stores; follows the last one (NT_STORES_)
+   store32_ store16_ store8_    the lower 32, 16 or 8 bits of a (store8_: ONE_LANE_ only)
+   nt_store32_ nt_store16_      non-temporal stores to p, aligned to their size; nt_store16_: a < 2^16 (NT_STORES_)
+   nt_fence_()                  orders non-temporal stores before later ones (NT_STORES_)
 
    fp16, in the lower half of a lane; the upper half is 0
    widen_fp16_(a)               fp16 to float
    narrow_fp16_(a)              float to fp16, to nearest even
-   GENERIC_FP16_                a macro: KERNELS makes widen_fp16_ and narrow_fp16_ from the other operations
+   GENERIC_FP16_                KERNELS makes widen_fp16_ and narrow_fp16_ from other operations
    load_fp16_(p)                widen_fp16_(load16_(p)) (FP16_)
-   fp16_low_ fp16_high_(a)      halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, widened to float (FP16_; not
-                                scalar)
+   fp16_low_ fp16_high_(a)      halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, widened (FP16_; not scalar)
    round_fp16_(a, &stored)      stored = narrow_fp16_(a); returns widen_fp16_(stored) (FP16_)
 
    Halves. Not scalar
@@ -2557,24 +2473,19 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    min16_ max16_(a, b)          minimum, maximum of int16_t
    any_gt16_(a, b)              int: not 0 if a > b as int16_t in any half; all halves of b are the same number
    flush16_(a, b)               (a & b) != 0 ? a : 0
-   unpack_low16_ unpack_high16_(a)
-                                halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
-   pack_high16_(a, b)           the upper halves of all lanes of a, then those of b: narrows two vectors
-   interleave_high16_(a, b)     half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b.
-                                With SPECIALIZED_ only
+   unpack_low16_ unpack_high16_ of a: halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
    bf16_low_ bf16_high_(a)      the same halves as bf16, widened to float
+   pack_high16_(a, b)           the upper halves of all lanes of a, then those of b: narrows two vectors
+   interleave_high16_(a, b)     half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b (SPECIALIZED_)
    load8_to16_(p)               loads 2 * LANES_ bytes, zero-extended to halves
    store8_from16_(p, a)         stores the lower 8 bits of each half: 2 * LANES_ bytes
 
    Order of the elements of two vectors: memory order (a before b), or even and odd elements apart (REORDER_)
-   deinterleave_(a, b, &even, &odd)
-                                from memory order
-   interleave_(even, odd, &a, &b)
-                                to memory order
+   deinterleave_(a, b, &even, &odd)    from memory order
+   interleave_(even, odd, &a, &b)      to memory order
 
    Order of random words. Not scalar
-   interleave_low_(a, b)        in each 128-bit part: a0 b0 a1 b1, of its words 0 to 3
-   K_(interleave_high)(a, b)       in each 128-bit part: a2 b2 a3 b3
+   interleave_low_ _high_(a, b) a0 b0 a1 b1, a2 b2 a3 b3, of words 0 to 3 of each 128-bit part
    block_of_lane_()             which of LANES_ consecutive Philox blocks a lane computes: lane 4 * i + k has block
                                 k * (LANES_ / 4) + i. Then philox_transpose puts the words into the order of memory
 
@@ -2582,20 +2493,14 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
    ISA_                         the last part of the names of its kernels; K_(step) is kopt_step_avx2_ for avx2
    ISA_TARGET_                  the attribute of a function that enables its instructions
    LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
-   OPAQUE_(r)                   hides the value of the vector r from the compiler; only vocabularies use it
    LOADS_EXTEND_                load16_ and a shift take less time than bf16_low_ and bf16_high_ of a load32_
-   REORDER_                     deinterleave_ and interleave_ exist, and bf16 takes less time with even and odd elements
-                                apart
-   SPECIALIZED_                 there are specialized loops, in which one vector of a pair can hold the even bf16
-                                elements and the other the odd ones
-   ONE_PASS_                    the functions of vector mathematics are part of a rule: a step calls no function of a
-                                table (opt.vmath) between its stages
+   REORDER_                     bf16 takes less time with even and odd elements apart
+   SPECIALIZED_                 there are specialized loops
+   STAGES_ISA_                  the ISA whose stages step what its own do not
    TOOLS_ISA_                   the ISA whose kernels it uses for the norm, clipping, reduction and StableAdamW's ratios
    CONVERT_ISA_                 the ISA whose kernel it uses for general conversions
-   CORE_ONLY_                   only the arithmetic of a step is compiled, from registers to registers: no loads, no
-                                stores, no random numbers, no loops
-   CHECK_UNROUNDED_             special values are found before they are rounded, not after: needed where the NaN of an
-                                operation has all bits set, so that rounding would carry                              */
+   CORE_ONLY_                   only the arithmetic of a step is compiled, from registers to registers
+   CHECK_UNROUNDED_             special values are found before they are rounded, where a NaN of all bits would carry */
 /* ================================================================================================================== */
 
 /* The name of a function or type of this pass: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
@@ -2604,7 +2509,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define KOPT_GLUE2_(name, isa) name##isa##_
 #define FN_ static KOPT_FORCE_INLINE_ ISA_TARGET_
 
-/* Each pass has its own names for the types of the kernels */
+/* Names of a pass: types of the kernels, and the vocabulary. */
 #define scalars_ K_(scalars)
 #define random_buffer_ K_(random_buffer)
 #define constants_ K_(constants)
@@ -2616,7 +2521,6 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define random_pair_ K_(random_pair)
 #define random_counter_ K_(random_counter)
 #define norm_sums_ K_(norm_sums)
-/* and for its vocabulary. */
 #define vf32_ K_(vf32)
 #define vu32_ K_(vu32)
 #define vmask_ K_(vmask)
@@ -2660,9 +2564,8 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define store8_from16_ K_(store8_from16)
 #define flush16_ K_(flush16)
 
-/* ---- scalar: one lane ---- */
+/* ---- scalar: one lane, the reference for all others ---- */
 
-/* The reference: every other vocabulary gives the same bits. */
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 #define ISA_ scalar
 #define ISA_TARGET_
@@ -2691,7 +2594,6 @@ FN_ vu32_ K_(round_u32)(vf32_ a) { /* 0 <= a < 2^31 */
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
-#define OPERATORS_ 1
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     uint64_t product = (uint64_t)a * b;
     *high = (uint32_t)(product >> 32);
@@ -2715,7 +2617,6 @@ FN_ vu32_ block_of_lane_(void) { return 0; }
 
 /* ---- x86: SSE2 (4 lanes), AVX2 with F16C (8), AVX-512 F, BW, DQ and VL (16) ---- */
 
-/* The three differ in the names of intrinsics: _mm_, _mm256_, _mm512_. What differs in more follows below. */
 #elif KOPT_PASS_ <= KOPT_PASS_AVX512_
 #if KOPT_PASS_ == KOPT_PASS_SSE2_ /* for processors from before 2013: small code rather than fast code */
 #define ISA_ sse2
@@ -2733,8 +2634,10 @@ typedef __m128i vu32_, vmask_;
 #define LANES_ ((size_t)8)
 #define MM_(name) _mm256_##name
 #define SI_(name_si) _mm256_##name_si##256
+#define PART_(name_si) _mm_##name_si##128
 typedef __m256 vf32_;
 typedef __m256i vu32_, vmask_;
+typedef __m128i K_(part); /* half a vector */
 #else
 #define ISA_ avx512
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
@@ -2748,9 +2651,11 @@ typedef __m256i vu32_, vmask_;
 #define LOADS_EXTEND_ 1
 #define MM_(name) _mm512_##name
 #define SI_(name_si) _mm512_##name_si##512
+#define PART_(name_si) _mm256_##name_si##256
 typedef __m512 vf32_;
 typedef __m512i vu32_;
 typedef __mmask16 vmask_;
+typedef __m256i K_(part);
 #endif
 #define MIN_MAX_ 1
 
@@ -2798,11 +2703,6 @@ ASSEMBLED_(div_, "divps", MM_(div_ps))
 ASSEMBLED_(min_, "minps", MM_(min_ps))
 ASSEMBLED_(K_(max), "maxps", MM_(max_ps))
 
-#if KOPT_PASS_ == KOPT_PASS_SSE2_
-FN_ vf32_ splat_(float x) { return _mm_castsi128_ps(_mm_set1_epi32((int)(kopt_as_u32_(x)))); }
-#else
-FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
-#endif
 FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = SI_(castps_si)(a);
     OPAQUE_(r);
@@ -2856,6 +2756,7 @@ FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
 FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
+FN_ vf32_ splat_(float x) { return as_f32_(isplat_(kopt_as_u32_(x))); }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return or_(and_(m, yes), _mm_andnot_si128(m, no)); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
 FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
@@ -2864,7 +2765,7 @@ FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0));
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm_unpackhi_epi16(isplat_(0), a)); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
+FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     vu32_ a = isplat_(kopt_load32_(p));
     a = _mm_unpacklo_epi8(a, a);
     return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
@@ -2881,34 +2782,33 @@ FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 #else /* AVX2 and AVX-512: what SSE2 does without */
 #define SPECIALIZED_ 1
 #define NT_STORES_ 1
+#define nt_store16_ K_(nt_store16)
+#define nt_store32_ K_(nt_store32)
+#define nt_fence_ K_(nt_fence)
 #define REORDER_ 1
 #define IMAX_ 1
 #define FP16_ 1
+FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return MM_(max_epi32)(a, b); }
-FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
-FN_ void K_(nt_fence)(void) { _mm_sfence(); }
-#endif
+FN_ K_(part) K_(load_part)(const kopt_byte_ *p) { return PART_(loadu_si)((const K_(part) *)p); }
+FN_ void K_(store_part)(kopt_byte_ *p, K_(part) a) { PART_(storeu_si)((K_(part) *)p, a); }
 
 #if KOPT_PASS_ == KOPT_PASS_AVX2_
 /* Packing narrows each 128-bit part by itself, unpacking takes the low half of each. 0xD8 puts the 64-bit quarters
    0 2 1 3 into the order 0 1 2 3 or back, 0x08 joins quarters 0 and 2. packus saturates: words must be below 2^16. */
 #define QUARTERS_(a, order) _mm256_permute4x64_epi64(a, order)
-FN_ __m128i K_(load128)(const kopt_byte_ *p) { return _mm_loadu_si128((const __m128i *)p); }
-FN_ __m128i K_(low128)(vu32_ a) { return _mm256_castsi256_si128(a); }
-FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low128)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
-FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm256_cvtepu16_epi32(K_(load128)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm256_cvtepu8_epi16(K_(load128)(p)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { _mm_storeu_si128((__m128i *)p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
+FN_ __m128i K_(low_part)(vu32_ a) { return _mm256_castsi256_si128(a); }
+FN_ __m128i K_(high_part)(vu32_ a) { return _mm256_extracti128_si256(a, 1); }
+FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low_part)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
-    _mm_storeu_si128((__m128i *)p, K_(low128)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
+    K_(store_part)(p, K_(low_part)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm_stream_si128((__m128i *)p, K_(narrow16)(a)); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm256_cvtepu16_epi32(K_(low128)(a)); }
-FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)); }
+FN_ __m128i K_(part_fp16)(vf32_ a) { return _mm256_cvtps_ph(a, 0); } /* 0: to nearest even */
+FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
+FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
@@ -2922,19 +2822,15 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 
     *a = _mm256_permute2f128_ps(low, high, 0x20);
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
-FN_ vf32_ widen_fp16_(vu32_ a) { return _mm256_cvtph_ps(K_(narrow16)(a)); }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, 0)); } /* 0: to nearest even */
-FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return _mm256_cvtph_ps(K_(load128)(p)); }
-FN_ vf32_ K_(fp16_low)(vu32_ a) { return _mm256_cvtph_ps(K_(low128)(a)); }
-FN_ vf32_ K_(fp16_high)(vu32_ a) { return _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)); }
-FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
-    const __m128i half = _mm256_cvtps_ph(x, 0);
-    *stored = _mm256_cvtepu16_epi32(half);
-    return _mm256_cvtph_ps(half);
-}
 FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
 #undef QUARTERS_
-#elif KOPT_PASS_ == KOPT_PASS_AVX512_
+#else
+FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
+FN_ __m256i K_(high_part)(vu32_ a) { return _mm512_extracti64x4_epi64(a, 1); }
+FN_ __m256i K_(narrow16)(vu32_ a) { return _mm512_cvtepi32_epi16(a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
+FN_ __m256i K_(part_fp16)(vf32_ a) { return _mm512_maskz_cvtps_ph(0xFFFFu, a, 0); } /* 0: to nearest even */
 FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
@@ -2955,35 +2851,22 @@ FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
 #endif
     return above != 0;
 }
-FN_ __m256i K_(load256)(const kopt_byte_ *p) { return _mm256_loadu_si256((const __m256i *)p); }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return _mm512_cvtepu16_epi32(K_(load256)(p)); }
 FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm512_cvtepu8_epi16(K_(load256)(p)); }
-FN_ void K_(store256)(kopt_byte_ *p, __m256i a) { _mm256_storeu_si256((__m256i *)p, a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi32_epi16(a)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store256)(p, _mm512_cvtepi16_epi8(a)); }
-FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { _mm256_stream_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_castsi512_si256(a)); }
-FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(a, 1)); }
 /* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
-FN_ vu32_ K_(count)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
-FN_ vf32_ K_(bf16_low)(vu32_ a) {
-    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, shl_(K_(count)(), 16), a));
-}
-FN_ vf32_ K_(bf16_high)(vu32_ a) {
-    return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, or_(shl_(K_(count)(), 16), isplat_(0x100000)), a));
-}
+FN_ vu32_ K_(iota)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+FN_ vf32_ K_(bf16)(vu32_ a, vu32_ halves) { return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, halves, a)); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return K_(bf16)(a, shl_(K_(iota)(), 16)); }
+FN_ vf32_ K_(bf16_high)(vu32_ a) { return K_(bf16)(a, or_(shl_(K_(iota)(), 16), isplat_(0x100000))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
-    const vu32_ odd = or_(mul16_(K_(count)(), isplat_(4)), isplat_(0x00030001));
+    const vu32_ odd = or_(mul16_(K_(iota)(), isplat_(4)), isplat_(0x00030001));
     return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
-/* even >> 16 | (odd & 0xFFFF0000): bytes 2 and 3 of each word of even replace bytes 0 and 1 of odd. */
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) {
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even replace bytes 0 and 1 of odd */
     const __mmask64 low = (uint64_t)0x33333333u << 32 | 0x33333333u;
     return _mm512_mask_shuffle_epi8(odd, low, even, _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302));
 }
 FN_ void K_(deinterleave)(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
-    const __m512i evens = iadd_(K_(count)(), K_(count)());
+    const __m512i evens = iadd_(K_(iota)(), K_(iota)());
     *even = _mm512_permutex2var_ps(a, evens, b);
     *odd = _mm512_permutex2var_ps(a, or_(evens, isplat_(1)), b);
 }
@@ -2992,50 +2875,91 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
     *a = _mm512_permutex2var_ps(even, first, odd);
     *b = _mm512_permutex2var_ps(even, or_(first, isplat_(8)), odd);
 }
-FN_ vf32_ widen_fp16_(vu32_ a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return _mm512_cvtepu16_epi32(_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)); }
-FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return _mm512_cvtph_ps(K_(load256)(p)); }
-FN_ vf32_ K_(fp16_low)(vu32_ a) { return _mm512_cvtph_ps(_mm512_castsi512_si256(a)); }
-FN_ vf32_ K_(fp16_high)(vu32_ a) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)); }
-FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
-    const __m256i half = _mm512_maskz_cvtps_ph(0xFFFFu, x, 0);
-    *stored = _mm512_cvtepu16_epi32(half);
-    return _mm512_cvtph_ps(half);
-}
 FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 #endif
+FN_ vu32_ load16_(const kopt_byte_ *p) { return MM_(cvtepu16_epi32)(K_(load_part)(p)); }
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return MM_(cvtepu8_epi16)(K_(load_part)(p)); }
+FN_ void nt_store32_(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
+FN_ void nt_store16_(kopt_byte_ *p, vu32_ a) { PART_(stream_si)((K_(part) *)p, K_(narrow16)(a)); }
+FN_ void nt_fence_(void) { _mm_sfence(); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return MM_(cvtepu16_epi32)(K_(low_part)(a)); }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return MM_(cvtepu16_epi32)(K_(high_part)(a)); }
+FN_ vf32_ widen_fp16_(vu32_ a) { return MM_(cvtph_ps)(K_(narrow16)(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return MM_(cvtepu16_epi32)(K_(part_fp16)(a)); }
+FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return MM_(cvtph_ps)(K_(load_part)(p)); }
+FN_ vf32_ K_(fp16_low)(vu32_ a) { return MM_(cvtph_ps)(K_(low_part)(a)); }
+FN_ vf32_ K_(fp16_high)(vu32_ a) { return MM_(cvtph_ps)(K_(high_part)(a)); }
+FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
+    const K_(part) half = K_(part_fp16)(x);
+    *stored = MM_(cvtepu16_epi32)(half);
+    return MM_(cvtph_ps)(half);
+}
+#endif
+#undef PART_
 #undef ARITHMETIC_
 #undef ASSEMBLED_
 #undef ASSEMBLE_
 
-/* ---- NEON of AArch64: 4 lanes ---- */
-#elif KOPT_PASS_ == KOPT_PASS_NEON_
-#define ISA_ neon
+/* ---- vectors of GNU C with 4 lanes: NEON of AArch64, simd128 of WebAssembly ---- */
+
+#elif KOPT_PASS_ <= KOPT_PASS_SIMD128_
 #define ISA_TARGET_
 #define LANES_ ((size_t)4)
 #define SPECIALIZED_ 1
+#define AS_(lanes, a) ((K_(lanes))(a)) /* the same bits as other lanes */
+#define WORDS_(a) ((vu32_)(a))
+#if KOPT_PASS_ == KOPT_PASS_NEON_
+#define ISA_ neon
+#define IMAX_ 1
+#define FP16_ 1
 typedef float32x4_t vf32_;
-typedef uint32x4_t vu32_;
-typedef uint32x4_t vmask_;
+typedef uint32x4_t vu32_, vmask_;
+typedef int16x8_t K_(i16);
+typedef uint16x8_t K_(u16);
+typedef int32x4_t K_(i32);
+typedef uint64x2_t K_(u64);
+#else
+#define ISA_ simd128
+#define GENERIC_FP16_ 1
+typedef float vf32_ __attribute__((__vector_size__(16)));
+typedef uint32_t vu32_ __attribute__((__vector_size__(16)));
+typedef vu32_ vmask_;
+typedef signed char K_(i8) __attribute__((__vector_size__(16)));
+typedef int16_t K_(i16) __attribute__((__vector_size__(16)));
+typedef uint16_t K_(u16) __attribute__((__vector_size__(16)));
+typedef int32_t K_(i32) __attribute__((__vector_size__(16)));
+typedef uint64_t K_(u64) __attribute__((__vector_size__(16)));
+typedef uint32_t K_(unaligned128) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
+typedef uint64_t K_(unaligned64) __attribute__((__aligned__(1), __may_alias__));
+#endif
 
-#define OPAQUE_(r) __asm__("" : "+w"(r))
+FN_ vu32_ isplat_(uint32_t a) {
+    const vu32_ r = {a, a, a, a};
+    return r;
+}
+FN_ vu32_ block_of_lane_(void) {
+    const vu32_ r = {0, 1, 2, 3};
+    return r;
+}
+FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
+FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
+FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
+FN_ vmask_ igt_(vu32_ a, vu32_ b) { return WORDS_(AS_(i32, a) > AS_(i32, b)); }
+FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return WORDS_(a == b); }
+FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m & a; }
 
+#if KOPT_PASS_ == KOPT_PASS_NEON_
+FN_ vf32_ K_(opaque)(vf32_ r) {
+    __asm__("" : "+w"(r));
+    return r;
+}
+FN_ vu32_ isplat_hoisted_(uint32_t a) {
+    vu32_ r = isplat_(a);
+    __asm__("" : "+w"(r));
+    return r;
+}
 FN_ vf32_ splat_(float x) { return vdupq_n_f32(x); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) {
-    vf32_ r = vaddq_f32(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ sub_(vf32_ a, vf32_ b) {
-    vf32_ r = vsubq_f32(a, b);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ mul_(vf32_ a, vf32_ b) {
-    vf32_ r = vmulq_f32(a, b);
-    OPAQUE_(r);
-    return r;
-}
 FN_ vf32_ div_(vf32_ a, vf32_ b) {
     vf32_ r;
     __asm__("fdiv %0.4s, %1.4s, %2.4s" : "=w"(r) : "w"(a), "w"(b));
@@ -3046,218 +2970,131 @@ FN_ vf32_ sqrt_(vf32_ a) {
     __asm__("fsqrt %0.4s, %1.4s" : "=w"(r) : "w"(a));
     return r;
 }
-FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
-    vu32_ r = vreinterpretq_u32_f32(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vf32_ as_f32_(vu32_ a) { return vreinterpretq_f32_u32(a); }
-FN_ vu32_ K_(round_u32)(vf32_ a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
-FN_ vf32_ convert_f32_(vu32_ a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
-FN_ vu32_ isplat_(uint32_t a) { return vdupq_n_u32(a); }
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    OPAQUE_(r);
-    return r;
-}
-FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return vaddq_u32(a, b); }
-FN_ vu32_ isub_(vu32_ a, vu32_ b) { return vsubq_u32(a, b); }
-FN_ vu32_ and_(vu32_ a, vu32_ b) { return vandq_u32(a, b); }
-FN_ vu32_ or_(vu32_ a, vu32_ b) { return vorrq_u32(a, b); }
-FN_ vu32_ xor_(vu32_ a, vu32_ b) { return veorq_u32(a, b); }
-#define shl_(a, n) vshlq_n_u32(a, n)
-#define shr_(a, n) vshrq_n_u32(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_u16(vaddq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
-}
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_u16(vmulq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
-}
+FN_ vu32_ K_(round_u32)(vf32_ a) { return WORDS_(vcvtnq_s32_f32(a)); }
+FN_ vf32_ convert_f32_(vu32_ a) { return vcvtq_f32_s32(AS_(i32, a)); }
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
-    vu32_ first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
-    vu32_ second = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
-    *low = vuzp1q_u32(first, second); /* the even words of both; next line: the odd ones */
-    *high = vuzp2q_u32(first, second);
+    const vu32_ x = WORDS_(vmull_n_u32(vget_low_u32(a), b)), y = WORDS_(vmull_n_u32(vget_high_u32(a), b));
+    *low = vuzp1q_u32(x, y); /* the even words of both; next line: the odd ones */
+    *high = vuzp2q_u32(x, y);
 }
 FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
-    sum[0] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[0]), vget_low_u32(a), vget_low_u32(b)));
-    sum[1] = vreinterpretq_u32_u64(vmlal_u32(vreinterpretq_u64_u32(sum[1]), vget_high_u32(a), vget_high_u32(b)));
+    sum[0] = WORDS_(vmlal_u32(AS_(u64, sum[0]), vget_low_u32(a), vget_low_u32(b)));
+    sum[1] = WORDS_(vmlal_u32(AS_(u64, sum[1]), vget_high_u32(a), vget_high_u32(b)));
 }
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return vcgtq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)); }
-FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return vceqq_u32(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return vorrq_u32(a, b); }
 FN_ int any_true_(vmask_ a) { return vmaxvq_u32(a) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return vbslq_u32(m, yes, no); }
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return vandq_u32(m, a); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return vmovl_u16(vreinterpret_u16_u8(vld1_u8(p))); }
+FN_ vu32_ load32_(const kopt_byte_ *p) { return WORDS_(vld1q_u8(p)); }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return vmovl_u16((uint16x4_t)vld1_u8(p)); }
 FN_ vu32_ load8_(const kopt_byte_ *p) {
-    int8x8_t a = vreinterpret_s8_u32(vdup_n_u32(kopt_load32_(p)));
-    return vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(vmovl_s8(a))));
+    const int8x8_t a = (int8x8_t)vdup_n_u32(kopt_load32_(p));
+    return WORDS_(vmovl_s16(vget_low_s16(vmovl_s8(a))));
 }
-FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, vreinterpretq_u8_u32(a)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(a))); }
-FN_ vf32_ widen_fp16_(vu32_ a) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a))); }
-FN_ vu32_ narrow_fp16_(vf32_ a) { return vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(a))); }
-FN_ vu32_ block_of_lane_(void) {
-    static const uint32_t kopt_lanes_[4] = {0, 1, 2, 3};
-    return vld1q_u32(kopt_lanes_);
-}
+FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return WORDS_(vmovl_u8(vld1_u8(p))); }
+FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, (uint8x16_t)a); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
+FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(vreinterpretq_u16_u32(a))); }
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* even >> 16 | (odd & 0xFFFF0000) */
-    return vbslq_u32(vdupq_n_u32(0xFFFF0000u), odd, vshrq_n_u32(even, 16));
-}
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) {
-    /* normal: (a & exponent) != 0 ? 0xFFFF : 0 */
-    uint16x8_t normal = vtstq_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(exponent));
-    return vandq_u32(a, vreinterpretq_u32_u16(normal));
-}
-FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_s16(vminq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
-}
-FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_s16(vmaxq_s16(vreinterpretq_s16_u32(a), vreinterpretq_s16_u32(b)));
-}
-FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
-    return vmaxvq_s16(vreinterpretq_s16_u32(a)) > vgetq_lane_s16(vreinterpretq_s16_u32(limit), 0);
-}
-FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(vreinterpretq_u16_u32(a))); }
-FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(vreinterpretq_u16_u32(a)); }
-FN_ vf32_ K_(bf16_low)(vu32_ a) { return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
-FN_ vf32_ K_(bf16_high)(vu32_ a) { return vreinterpretq_f32_u16(vzip2q_u16(vdupq_n_u16(0), vreinterpretq_u16_u32(a))); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return vreinterpretq_u32_u16(vmovl_u8(vld1_u8(p))); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
-}
-#define IMAX_ 1
-FN_ vu32_ imax_(vu32_ a, vu32_ b) {
-    return vreinterpretq_u32_s32(vmaxq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)));
-}
-#define FP16_ 1
-FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-FN_ vf32_ K_(fp16_low)(vu32_ a) { return vcvt_f32_f16(vget_low_f16(vreinterpretq_f16_u32(a))); }
-FN_ vf32_ K_(fp16_high)(vu32_ a) { return vcvt_high_f32_f16(vreinterpretq_f16_u32(a)); }
+FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return select_(isplat_(0xFFFF0000u), odd, even >> 16); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return WORDS_(vuzp2q_u16(AS_(u16, a), AS_(u16, b))); }
+FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(AS_(u16, a))); }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(AS_(u16, a)); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return (vf32_)vzip1q_u16(vdupq_n_u16(0), AS_(u16, a)); }
+FN_ vf32_ K_(bf16_high)(vu32_ a) { return (vf32_)vzip2q_u16(vdupq_n_u16(0), AS_(u16, a)); }
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & WORDS_(vtstq_u16(AS_(u16, a), AS_(u16, exponent))); }
+FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return WORDS_(vminq_s16(AS_(i16, a), AS_(i16, b))); }
+FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return WORDS_(vmaxq_s16(AS_(i16, a), AS_(i16, b))); }
+FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return vmaxvq_s16(AS_(i16, a)) > vgetq_lane_s16(AS_(i16, limit), 0); }
+FN_ vu32_ imax_(vu32_ a, vu32_ b) { return WORDS_(vmaxq_s32(AS_(i32, a), AS_(i32, b))); }
+FN_ vf32_ widen_fp16_(vu32_ a) { return vcvt_f32_f16((float16x4_t)vmovn_u32(a)); }
+FN_ vu32_ narrow_fp16_(vf32_ a) { return vmovl_u16((uint16x4_t)vcvt_f16_f32(a)); }
+FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return vcvt_f32_f16((float16x4_t)vld1_u8(p)); }
+FN_ vf32_ K_(fp16_low)(vu32_ a) { return vcvt_f32_f16(vget_low_f16((float16x8_t)a)); }
+FN_ vf32_ K_(fp16_high)(vu32_ a) { return vcvt_high_f32_f16((float16x8_t)a); }
 FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
     const float16x4_t half = vcvt_f16_f32(x);
-    *stored = vmovl_u16(vreinterpret_u16_f16(half));
+    *stored = vmovl_u16((uint16x4_t)half);
     return vcvt_f32_f16(half);
 }
-
-/* ---- simd128, WebAssembly: 4 lanes ---- */
-
-#elif KOPT_PASS_ == KOPT_PASS_SIMD128_
-#define ISA_ simd128
-#define ISA_TARGET_
-#define LANES_ ((size_t)4)
-#define SPECIALIZED_ 1
-#define GENERIC_FP16_ 1
-typedef float vf32_ __attribute__((__vector_size__(16)));
-typedef uint32_t vu32_ __attribute__((__vector_size__(16)));
-typedef vu32_ vmask_;
-/* The same bits as other lanes, and values in memory at any address. */
-typedef signed char K_(i8) __attribute__((__vector_size__(16)));
-typedef int16_t K_(i16) __attribute__((__vector_size__(16)));
-typedef uint16_t K_(u16) __attribute__((__vector_size__(16)));
-typedef int32_t K_(i32) __attribute__((__vector_size__(16)));
-typedef uint64_t K_(u64) __attribute__((__vector_size__(16)));
-typedef uint32_t K_(unaligned128) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
-typedef uint64_t K_(unaligned64) __attribute__((__aligned__(1), __may_alias__));
-#define AS_(lanes, a) ((K_(lanes))(a))
-#define WORDS_(a) ((vu32_)(a))
-
-FN_ vu32_ isplat_(uint32_t a) {
-    const vu32_ r = {a, a, a, a};
-    return r;
-}
+#else /* simd128 */
 FN_ vu32_ isplat_hoisted_(uint32_t a) {
     __asm__("" : "+r"(a));
     return isplat_(a);
 }
 /* No empty asm: clang 19 crashes on a vector as operand. Instead, an exclusive or with 0 that looks like a number. */
 FN_ vf32_ K_(opaque)(vf32_ r) { return (vf32_)(WORDS_(r) ^ isplat_hoisted_(0)); }
+FN_ vf32_ splat_(float x) { return (vf32_)isplat_(kopt_as_u32_(x)); }
 FN_ vf32_ div_(vf32_ a, vf32_ b) { /* the divisor depends on a: no reciprocal serves two divisions */
     return K_(opaque)(a / (vf32_)(WORDS_(b) ^ (WORDS_(a) & isplat_hoisted_(0))));
 }
 FN_ vf32_ sqrt_(vf32_ a) { return K_(opaque)(__builtin_wasm_sqrt_f32x4(a)); }
-FN_ vf32_ K_(integer)(vf32_ a) { return __builtin_wasm_nearest_f32x4(a); }
-FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
-FN_ vmask_ igt_(vu32_ a, vu32_ b) { return WORDS_(AS_(i32, a) > AS_(i32, b)); }
-FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return WORDS_(a == b); }
-FN_ vu32_ K_(gt16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) > AS_(i16, b)); }
-FN_ vu32_ K_(eq16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) == AS_(i16, b)); }
-#define WIDE_(a, i, j) __builtin_convertvector(__builtin_shufflevector(a, a, i, j), K_(u64))
+FN_ vu32_ K_(round_u32)(vf32_ a) {
+    return WORDS_(__builtin_convertvector(__builtin_wasm_nearest_f32x4(a), K_(i32)));
+}
+FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
+#define SHUFFLE_ __builtin_shufflevector
+#define WIDE_(a, i, j) __builtin_convertvector(SHUFFLE_(a, a, i, j), K_(u64))
 FN_ vu32_ K_(products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 0, 1) * WIDE_(b, 0, 1)); } /* of lanes 0 and 1 */
 FN_ vu32_ K_(other_products)(vu32_ a, vu32_ b) { return WORDS_(WIDE_(a, 2, 3) * WIDE_(b, 2, 3)); }
-FN_ vf32_ splat_(float x) { return (vf32_)isplat_(kopt_as_u32_(x)); }
-FN_ vf32_ add_(vf32_ a, vf32_ b) { return K_(opaque)(a + b); }
-FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
-FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
-FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt_as_u32_ */
-FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
-FN_ vu32_ K_(round_u32)(vf32_ a) { return WORDS_(__builtin_convertvector(K_(integer)(a), K_(i32))); }
-FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
-#define OPERATORS_ 1
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
     const vu32_ factor = isplat_(b), x = K_(products)(a, factor), y = K_(other_products)(a, factor);
-    *low = __builtin_shufflevector(x, y, 0, 2, 4, 6);
-    *high = __builtin_shufflevector(x, y, 1, 3, 5, 7);
+    *low = SHUFFLE_(x, y, 0, 2, 4, 6);
+    *high = SHUFFLE_(x, y, 1, 3, 5, 7);
 }
 FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
     sum[0] = WORDS_(AS_(u64, sum[0]) + AS_(u64, K_(products)(a, b)));
     sum[1] = WORDS_(AS_(u64, sum[1]) + AS_(u64, K_(other_products)(a, b)));
 }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return (m & yes) | (~m & no); }
-FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m & a; }
 FN_ vu32_ unpack_low16_(vu32_ a) {
-    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
+    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
 }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) {
-    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
+    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
 }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(K_(unpack_high16)(a) << 16); }
-FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
-FN_ vu32_ load16_(const kopt_byte_ *p) {
+FN_ vu32_ K_(load64)(const kopt_byte_ *p) {
     const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
-    return unpack_low16_(WORDS_(a));
+    return WORDS_(a);
 }
-FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word, then an arithmetic shift: sign-extends */
+FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
+FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
+FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     const K_(i8) a = AS_(i8, isplat_(kopt_load32_(p)));
-    return WORDS_(AS_(i32, __builtin_shufflevector(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
+    return WORDS_(AS_(i32, SHUFFLE_(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
 }
 FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
-    const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
-    return WORDS_(__builtin_shufflevector(AS_(i8, a), AS_(i8, a), 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
+    const K_(i8) a = AS_(i8, K_(load64)(p));
+    return WORDS_(SHUFFLE_(a, a, 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { *(K_(unaligned128) *)p = a; }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) {
-    const K_(u16) r = __builtin_shufflevector(AS_(u16, a), AS_(u16, a), 0, 2, 4, 6, 0, 2, 4, 6);
+    const K_(u16) x = AS_(u16, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 0, 2, 4, 6);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
-    const K_(i8) x = AS_(i8, a);
-    const K_(i8) r = __builtin_shufflevector(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+    const K_(i8) x = AS_(i8, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
-FN_ vu32_ block_of_lane_(void) {
-    const vu32_ r = {0, 1, 2, 3};
-    return r;
-}
-FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
-FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
-    return WORDS_(__builtin_shufflevector(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
-}
+FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 0, 4, 1, 5); }
+FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 2, 6, 3, 7); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~K_(eq16)(a & exponent, isplat_(0)); }
+FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
+}
+#undef SHUFFLE_
+FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~WORDS_(AS_(i16, a & exponent) == 0); }
+FN_ vu32_ K_(gt16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) > AS_(i16, b)); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)); }
+#endif
+FN_ vf32_ add_(vf32_ a, vf32_ b) { return K_(opaque)(a + b); }
+FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
+FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
+FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt_as_u32_ */
 
 #elif KOPT_PASS_ >= KOPT_PASS_CUDA_
 #include KAHAN_OPT_CUDA_SELF
@@ -3267,19 +3104,30 @@ FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
-/* Optional operations (see VOCABULARIES) that the vocabulary of this pass lacks are made from its other ones. */
-#ifdef NT_STORES_
-#define nt_store16_ K_(nt_store16)
-#define nt_store32_ K_(nt_store32)
-#define nt_fence_ K_(nt_fence)
-#else
-#define NT_STORES_ 0 /* plain stores instead of non-temporal ones */
+/* A step. Scalar code takes an element through it (step_element), vector code a pair of vectors: direction_pair, then
+   commit_pair. If a result of a pair is not an ordinary number, the stage stores nothing and leaves the pair to scalar
+   code.
+
+       g = load the gradient                              load_pair
+       m = load the moments                               load_moment; fp16 and 8 bits: squares of roots
+       x = the direction, by the rule, from g; updates m  rule; L2 and EMA read the weight, too
+       store m, rounded                                   round_moment, store_moment_pair
+       w, residual = load the weight                      load_weight, load_weight_pair
+       u = rate * x + decay * w                           update
+       u = move toward the slow weight, if due            lookahead
+       w, residual = w + residual - u, rounded            commit
+       store w and residual                               encode_weight, commit_pair
+       copy the weight, count, zero the gradient          encode_copy, tally */
+
+/* Optional operations that the vocabulary of this pass lacks. */
+#ifndef NT_STORES_
+#define NT_STORES_ 0
 #define nt_store16_ store16_
 #define nt_store32_ store32_
 #define nt_fence_() ((void)0)
 #endif
 
-#ifdef OPERATORS_
+#ifndef shl_
 FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return a + b; }
 FN_ vu32_ isub_(vu32_ a, vu32_ b) { return a - b; }
 FN_ vu32_ and_(vu32_ a, vu32_ b) { return a & b; }
@@ -3299,20 +3147,18 @@ FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) { return as_f32_(select_(m,
 #ifndef IMAX_
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return select_(igt_(a, b), a, b); }
 #endif
-#ifndef UNORDERED_
 FN_ vmask_ K_(unordered)(vf32_ a, vf32_ b) {
     const vu32_ all = isplat_(0x7FFFFFFFu), infinity = isplat_(0x7F800000u);
     return mask_or_(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
 }
-#endif
 
 #ifndef CHECK_UNROUNDED_
 #define CHECK_UNROUNDED_ 0
 #endif
 
 #ifdef GENERIC_FP16_ /* not inlined: the gain in speed is not worth the compile time */
-/* Both split a magnitude at 2^-14. The part below it (low), where fp16 is subnormal, has equal steps of 2^-24. The part
-   above it (high) is 0 if there is none; it keeps its bits, shifted by 13. */
+/* Both split a magnitude at 2^-14: low, where fp16 is subnormal, has equal steps of 2^-24; high, the part above or 0,
+   keeps its bits, shifted by 13. */
 static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
     const vu32_ mag = and_(a, isplat_(0x7FFFu)), low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x0400u))));
     vu32_ u = iadd_(as_u32_(mul_(convert_f32_(low), splat_(5.9604644775390625e-08f))), shl_(isub_(mag, low), 13));
@@ -3334,21 +3180,21 @@ static KOPT_NOINLINE_ ISA_TARGET_ vu32_ narrow_fp16_(vf32_ a) {
 }
 #endif
 
-/* The scalars of a kopt_step, broadcast, with the names of docs/numerics.md except these: weight_decay is its decay.
-   extrapolation is the beta1 of its Nesterov line (SGD) and the beta2 of its line for v (Adan). slow_scale is its
-   1 - lookahead_rate. */
+/* The scalars of a kopt_step, broadcast, with the names of docs/numerics.md. A GPU loads the first 16 words, which must
+   hold all before slow_scale, as vectors. */
 typedef struct scalars_ {
     vf32_ grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3;
-    vf32_ extrapolation, third_scale, rate, root_scale, eps;
+    vf32_ extrapolation; /* beta1 of the Nesterov line (SGD), beta2 of the line for v (Adan) */
+    vf32_ third_scale, rate, root_scale, eps;
 #ifdef KAHAN_OPT_VMATH
     vf32_ sharpness;
     int smooth;
 #endif
-    vf32_ slow_scale; /* not above: the fields above must be in the first 16 words, which a GPU loads as vectors */
+    vf32_ slow_scale; /* 1 - lookahead_rate */
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
-/* rate, decay: those of the step, or of a tensor (multiplied by its rate_scale and stable_scale). */
+/* rate, decay: those of the step, or of a tensor (times its rate_scale and stable_scale). */
 FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     scalars_ k;
     k.grad_scale = splat_(s->grad_scale);
@@ -3370,8 +3216,8 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.sharpness = splat_(s->sharpness);
     k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
-    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u; /* a factor of 1 changes no number */
-    k.use_l2 = kopt_as_u32_(s->l2) << 1 != 0;                                /* neither 0 nor -0 */
+    k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u;
+    k.use_l2 = kopt_as_u32_(s->l2) << 1 != 0; /* neither 0 nor -0 */
     k.use_decay = kopt_as_u32_(decay) << 1 != 0;
     k.zero_grad = s->zero_grad;
     k.moments_only = s->moments_only;
