@@ -5996,9 +5996,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 
 /* ---- DISPATCH ---------------------------------------------------------------------------------------------------- */
 
-/* The kernels of one ISA. The function pointers are NULL if this build lacks the ISA. */
+/* The kernels of one instruction set; NULL if this build lacks it. */
 typedef struct kopt_kernels_ {
-    const char *name;
     void (*step)(const kopt_job_ *);
     void (*convert)(const kopt_conversion_ *);
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
@@ -6006,47 +6005,44 @@ typedef struct kopt_kernels_ {
     void (*tool)(const kopt_tool_ *);
 #ifdef KAHAN_OPT_VMATH
     void (*vmath)(const kopt_vmath_job_ *);
-#endif
-} kopt_kernels_;
-
-#ifdef KAHAN_OPT_VMATH
 #define KOPT_AND_VMATH_(kernel) , kernel
 #else
 #define KOPT_AND_VMATH_(kernel)
 #endif
-/* tools: the ISA whose last three kernels this ISA uses (TOOLS_ISA_ of its vocabulary). */
-#define KOPT_KERNELS_(isa, tools)                                                                             \
-    {                                                                                                         \
-#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
-            kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)                                         \
+} kopt_kernels_;
+
+/* tools: the ISA whose all_finite, measure and tool this ISA uses (TOOLS_ISA_ of its vocabulary). */
+#define KOPT_KERNELS_(isa, tools)                                                                       \
+    {                                                                                                   \
+        kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
+            kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)                                   \
     }
-#define KOPT_NO_KERNELS_(isa) \
-    { #isa, NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
-#ifndef KOPT_X86_
-#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_NO_KERNELS_(avx512)
-#elif defined(KOPT_SSE2_) && defined(KOPT_AVX2_)
-#define KOPT_X86_KERNELS_ KOPT_KERNELS_(sse2, scalar), KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2)
-#elif defined(KOPT_AVX2_)
-#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2)
+#define KOPT_NO_KERNELS_ \
+    { NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
+static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
+    KOPT_KERNELS_(scalar, scalar),
+#ifdef KOPT_SSE2_
+    KOPT_KERNELS_(sse2, scalar),
 #else
-#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_KERNELS_(avx512, avx512)
+    KOPT_NO_KERNELS_,
+#endif
+#ifdef KOPT_AVX2_
+    KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2),
+#elif defined(KOPT_X86_)
+    KOPT_NO_KERNELS_, KOPT_KERNELS_(avx512, avx512),
+#else
+    KOPT_NO_KERNELS_, KOPT_NO_KERNELS_,
 #endif
 #ifdef KOPT_NEON_
-#define KOPT_NEON_KERNELS_ KOPT_KERNELS_(neon, neon)
-#else
-#define KOPT_NEON_KERNELS_ KOPT_NO_KERNELS_(neon)
+    KOPT_KERNELS_(neon, neon),
+#elif defined(KOPT_SIMD128_)
+    KOPT_NO_KERNELS_, KOPT_KERNELS_(simd128, simd128),
 #endif
-#ifdef KOPT_SIMD128_
-#define KOPT_SIMD128_KERNELS_ KOPT_KERNELS_(simd128, simd128)
-#else
-#define KOPT_SIMD128_KERNELS_ KOPT_NO_KERNELS_(simd128)
-#endif
-static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {KOPT_KERNELS_(scalar, scalar), KOPT_X86_KERNELS_,
-                                                          KOPT_NEON_KERNELS_, KOPT_SIMD128_KERNELS_};
+};
 
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_KERNEL_(name) (kopt_table_[kopt_isa_current()].name)
-#else /* one ISA: direct calls, so that the linker can drop kernels that nothing calls */
+#else /* direct calls, so that the linker can drop kernels */
 #define KOPT_KERNEL_(name) kopt_##name##_scalar_
 #endif
 
@@ -6087,68 +6083,57 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
 KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
 
 #ifdef KOPT_X86_
-/* out: eax, ebx, ecx and edx of cpuid for this leaf, with ecx = 0. */
-static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
+/* r: eax, ebx, ecx and edx of cpuid for this leaf, with ecx = 0. */
+static void kopt_cpuid_(uint32_t leaf, uint32_t r[4]) {
 #ifndef KOPT_GNU_
-    int r[4];
-    __cpuidex(r, (int)leaf, 0);
-    out[0] = (uint32_t)r[0];
-    out[1] = (uint32_t)r[1];
-    out[2] = (uint32_t)r[2];
-    out[3] = (uint32_t)r[3];
+    __cpuidex((int *)r, (int)leaf, 0);
 #elif defined(__i386__) /* ebx must survive: it may hold the address of the global offset table */
     __asm__("xchgl %%ebx, %1\n\tcpuid\n\txchgl %%ebx, %1"
-            : "=a"(out[0]), "=&r"(out[1]), "=c"(out[2]), "=d"(out[3])
+            : "=a"(r[0]), "=&r"(r[1]), "=c"(r[2]), "=d"(r[3])
             : "0"(leaf), "2"(0));
 #else
-    __asm__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "0"(leaf), "2"(0));
+    __asm__("cpuid" : "=a"(r[0]), "=b"(r[1]), "=c"(r[2]), "=d"(r[3]) : "0"(leaf), "2"(0));
 #endif
 }
 #endif
 
 KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
-    if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT) return 0;
-    if (kopt_table_[isa].step == NULL) return 0;
+    if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT || kopt_table_[isa].step == NULL) return 0;
 #ifdef KOPT_X86_
     if (isa != KOPT_ISA_SCALAR) {
-        uint32_t r[4], max, features, saved = 0;
+        uint32_t r[4], max, saved; /* saved: XCR0, the registers that the operating system saves */
         kopt_cpuid_(0, r);
         max = r[0];
         kopt_cpuid_(1, r);
-        if ((r[3] >> 26 & 1u) == 0) return 0; /* SSE2 */
-        if (isa == KOPT_ISA_SSE2) return 1;
-        features = r[2];
-        if ((features >> 27 & 1u) == 0 || (features >> 28 & 1u) == 0 || (features >> 29 & 1u) == 0 || max < 7) return 0;
-#ifndef KOPT_GNU_ /* The CPU has OSXSAVE, AVX and F16C. XCR0 says which registers the operating system saves */
+        if (isa == KOPT_ISA_SSE2 || (r[3] >> 26 & 1u) == 0) return (int)(r[3] >> 26 & 1u);
+        if ((r[2] & 0x38000000u) != 0x38000000u || max < 7) return 0; /* OSXSAVE, AVX, F16C */
+#ifndef KOPT_GNU_
         saved = (uint32_t)(_xgetbv(0) & 0xFFFFFFFFu);
 #else
-        {
-            uint32_t high;
-            __asm__ __volatile__(".byte 0x0F, 0x01, 0xD0" : "=a"(saved), "=d"(high) : "c"(0)); /* xgetbv */
-        }
+        __asm__ __volatile__(".byte 0x0F, 0x01, 0xD0" : "=a"(saved), "=d"(max) : "c"(0)); /* xgetbv */
 #endif
         kopt_cpuid_(7, r);
         if ((saved & 0x06u) != 0x06u || (r[1] >> 5 & 1u) == 0) return 0; /* XMM and YMM; AVX2 */
-        if (isa == KOPT_ISA_AVX2) return 1;
-        return (saved & 0xE6u) == 0xE6u && (r[1] & 0xC0030000u) == 0xC0030000u; /* ZMM, masks; VL BW DQ F */
+        if (isa == KOPT_ISA_AVX512) /* ZMM, masks; VL BW DQ F */
+            return (saved & 0xE6u) == 0xE6u && (r[1] & 0xC0030000u) == 0xC0030000u;
     }
 #endif
     return 1;
 }
 
-/* The cached choice: 0 = none yet, else the ISA + 1. Several threads may choose at the same time: all store the same
-   value. */
-#ifndef KOPT_VECTOR_CODE_ /* one ISA: no cache, and no atomics, which small cores lack */
+/* The ISA that calls use, + 1; 0: not chosen yet. Threads that choose at the same time store the same value. */
+#ifndef KOPT_VECTOR_CODE_ /* no atomics, which small cores lack */
 #define KOPT_GET_CHOSEN_() 1
 #define KOPT_SET_CHOSEN_(x) ((void)(x))
-#elif defined(KOPT_GNU_)
+#else
 static int kopt_chosen_;
+#ifdef KOPT_GNU_
 #define KOPT_GET_CHOSEN_() __atomic_load_n(&kopt_chosen_, __ATOMIC_RELAXED)
 #define KOPT_SET_CHOSEN_(x) __atomic_store_n(&kopt_chosen_, x, __ATOMIC_RELAXED)
 #else
-static int kopt_chosen_;
-#define KOPT_GET_CHOSEN_() (*((volatile int *)(&kopt_chosen_)))
-#define KOPT_SET_CHOSEN_(x) (*((volatile int *)(&kopt_chosen_)) = (x))
+#define KOPT_GET_CHOSEN_() (*(volatile int *)&kopt_chosen_)
+#define KOPT_SET_CHOSEN_(x) (*(volatile int *)&kopt_chosen_ = (x))
+#endif
 #endif
 
 KOPT_API_ kopt_isa kopt_isa_current(void) {
@@ -6162,28 +6147,26 @@ KOPT_API_ kopt_isa kopt_isa_current(void) {
 }
 
 KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa) {
-    if (isa == KOPT_ISA_COUNT) {
-        KOPT_SET_CHOSEN_(0);
-    } else {
-        if (!kopt_isa_usable(isa)) return KOPT_ERROR_ISA;
-        KOPT_SET_CHOSEN_((int)isa + 1);
-    }
+    if (isa != KOPT_ISA_COUNT && !kopt_isa_usable(isa)) return KOPT_ERROR_ISA;
+    KOPT_SET_CHOSEN_(isa == KOPT_ISA_COUNT ? 0 : (int)isa + 1);
     return KOPT_OK;
 }
 
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
-    return (unsigned)isa < (unsigned)KOPT_ISA_COUNT ? kopt_table_[isa].name : "unknown";
+    static const char *const names[KOPT_ISA_COUNT] = {"scalar", "sse2", "avx2", "avx512", "neon", "simd128"};
+    return (unsigned)isa < (unsigned)KOPT_ISA_COUNT ? names[isa] : "unknown";
 }
 
 /* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
 
 /* kopt_enter_() saves the caller's floating-point environment and sets the IEEE default: round to nearest even, gradual
-   underflow, no traps. kopt_leave_() restores the caller's. Exception flags that are raised in between stay raised
-   where that costs nothing. */
+   underflow, no traps. kopt_leave_() restores it. Exception flags raised in between stay raised where that costs
+   nothing. Both keep loads and stores of the caller between them: compilers analyse functions that they do not inline,
+   too. */
 typedef struct kopt_environment_ {
     uint32_t control; /* MXCSR, FPCR, FPSCR, ... */
     uint16_t x87;
-    double power; /* PowerPC reads its FPSCR into a floating-point register */
+    double power; /* PowerPC's FPSCR */
 } kopt_environment_;
 
 #if (defined(KOPT_GNU_) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
@@ -6209,14 +6192,6 @@ typedef struct kopt_environment_ {
 #endif
 #endif
 
-/* Keeps loads after kopt_enter_() and stores before kopt_leave_(). It is not enough that these two functions are not
-   inlined, because compilers analyse the functions that they do not inline, too. */
-#ifdef KOPT_GNU_
-#define KOPT_FENCE_() __asm__ __volatile__("" : : : "memory")
-#else
-#define KOPT_FENCE_() ((void)0)
-#endif
-
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if defined(KOPT_X86_) && !defined(KOPT_GNU_)
     e->control = _mm_getcsr();
@@ -6239,8 +6214,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     e->control = (uint32_t)old;
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-/* Both masks keep the condition flags and the exception flags. On M profile the mask keeps LTPSIZE, too: without it,
-   low-overhead loops of a Cortex-M55 fault. */
+/* Both masks keep the condition and exception flags; that of M profile also LTPSIZE, without which low-overhead loops of
+   a Cortex-M55 fault. */
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
 #else
@@ -6259,11 +6234,15 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #else
     (void)e;
 #endif
-    KOPT_FENCE_();
+#ifdef KOPT_GNU_
+    __asm__ __volatile__("" : : : "memory");
+#endif
 }
 
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
-    KOPT_FENCE_();
+#ifdef KOPT_GNU_
+    __asm__ __volatile__("" : : : "memory");
+#endif
 #if defined(KOPT_X86_) && !defined(KOPT_GNU_)
     _mm_setcsr(e->control);
 #elif defined(KOPT_USES_X87_)
@@ -6288,9 +6267,8 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* ---- TILES ------------------------------------------------------------------------------------------------------- */
 
-/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage: the stages
-   of an instruction set (kopt_stages_), in which rule, format and rounding are constants as far as possible. They step
-   whole pairs of vectors. The elements behind the last whole pair, the tail, are stepped in copies. */
+/* The loop over tiles takes every kind of step. It runs one stage of an instruction set (kopt_stages_) for the whole
+   tile, then the next. Stages step whole pairs of vectors; the tail behind the last whole pair is stepped in copies. */
 
 #ifdef KOPT_VECTOR_CODE_
 static void kopt_add_job_array_(kopt_job_array_ **next, kopt_byte_ **at, size_t bytes, int written) {
@@ -6321,33 +6299,31 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
     return list;
 }
 
-/* The first stage in scalar code, of the pair at element i, or of what the tile has of it. */
+/* The direction stage in scalar code, of the pair at element i, or of what the tile has of it. */
 static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
-    kopt_job_ job;
+    const int buffers = t->kind.buffered ? t->kind.moment_count : 0;
+    kopt_job_ job = t->job;
     size_t q;
     int m;
-    job = t->job;
-    for (m = 0; m < 4; m++) /* a constant count: for `m < t->kind.moment_count` compilers call memcpy */
-        if (t->kind.buffered) job.moment[m] = KOPT_BYTES_(t->moment[m]);
+    for (m = 0; m < buffers; m++) job.moment[m] = KOPT_BYTES_(t->moment[m]);
     job.buffered = t->kind.buffered;
     for (q = 0; q < pair; q++) t->x[i + q] = 1; /* the values behind the end of a tail */
     kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
-    for (m = 0; t->kind.buffered && m < t->kind.moment_count; m++)
+    for (m = 0; m < buffers; m++)
         for (q = i; q < i + n; q++) {
             const uint32_t magnitude = kopt_load32_(job.moment[m] + 4 * q) & 0x7FFFFFFFu;
             if (magnitude > t->largest[m]) t->largest[m] = magnitude;
         }
 }
 
-/* The same for the second stage. */
+/* The same for the commit stage. */
 static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
                                KOPT_BYTES_(t->x + i), t->apart);
 }
 
-/* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: what was stored before the step.
-   size and residual_size: bytes per element. */
+/* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: before the step. */
 static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const kopt_byte_ *old_residual, size_t size,
                         size_t residual_size) {
     const kopt_job_ *const j = &t->job;
@@ -6366,8 +6342,8 @@ static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const
     j->counts->stuck += counts.stuck;
 }
 
-/* Second stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x by
-   the update itself and then runs the ordinary commit with rate 1 and decay 0. */
+/* The commit stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x
+   by the update, then runs the ordinary commit with rate 1 and decay 0. */
 static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt_tile_ *t) {
     kopt_job_ *const j = &t->job;
     const size_t n = j->end, size = kopt_bytes_of_(t->kind.weight);
@@ -6388,7 +6364,7 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
         j->weight_decay = weight_decay;
     }
     if (j->counts != NULL) kopt_tally_(t, old_weight, old_residual, size, residual_size);
-    if (j->step->sync && !moments_only) { /* the slow weights: the new weights */
+    if (j->step->sync && !moments_only) {
         memcpy(j->slow, j->weight, n * size);
         if (residual_size != 0) memcpy(j->slow_residual, j->residual, n * residual_size);
     }
@@ -6407,20 +6383,14 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     else if (!moments_only)
         t->commit(t);
     if (j->copy != NULL && !moments_only) {
-        kopt_conversion_ copy;
-        copy.dst = j->copy;
-        copy.src = j->weight;
-        copy.dst_format = j->copy_format;
-        copy.src_format = t->kind.weight;
-        copy.n = j->end;
-        copy.stochastic = 0;
+        const kopt_conversion_ copy = {j->copy, j->weight, j->copy_format, t->kind.weight, j->end, 0, 0, 0, 0, 0};
         (stages->convert)(&copy);
     }
     if (s->zero_grad) memset(j->grad, 0, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
-/* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered
-   moments are not copied: a buffer has room for whole pairs. */
+/* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffers have
+   room for whole pairs. */
 static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const size_t n = t->job.end;
     kopt_byte_ copies[KOPT_JOB_ARRAYS_][4 * KOPT_LARGEST_PAIR_], (*copy)[4 * KOPT_LARGEST_PAIR_] = copies;
@@ -6446,10 +6416,9 @@ static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
     t->job.first += n;
 }
 
-/* Steps elements [begin, end), tile by tile. moment: the buffers of all moments, one behind the other, or NULL if the
-   moments are stepped in memory. With 8-bit moments a tile is a block, because its scale needs all of its elements (so
-   begin has to be the first element of a block). Otherwise a tile ends where the global index is a multiple of the tile
-   size, because the groups of random numbers are counted by global index, too. */
+/* Steps elements [begin, end), tile by tile. moment: the buffers of all 8-bit moments, one behind the other; otherwise
+   NULL. With 8-bit moments a tile is a block, whose scale needs all of its elements (begin is the first of a block).
+   Otherwise a tile ends where the global index is a multiple of its size, as groups of random numbers do. */
 static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const kopt_job_ *whole, size_t begin,
                                             size_t end, float *moment) {
     const kopt_step *s = whole->step;
@@ -6526,24 +6495,21 @@ static KOPT_NOINLINE_ void kopt_step_buffered_(const kopt_stages_ *stages, const
 
 /* Steps elements [begin, end) of any kind. */
 static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end) {
-    const kopt_kind_ kind = kopt_kind_of_(j, 0);
-    const int buffered = kind.moment == KOPT_Q8 && kind.moment_count > 0;
-    if (!buffered && end - begin < 4)
-        kopt_walk_scalar_(j, begin, end);
-    else if (!buffered)
-        kopt_step_tiles_(stages, j, begin, end, NULL);
-    else
+    if (j->moment_format == KOPT_Q8 && j->step->moment_count > 0)
         kopt_step_buffered_(stages, j, begin, end);
+    else if (end - begin < 4)
+        kopt_walk_scalar_(j, begin, end);
+    else
+        kopt_step_tiles_(stages, j, begin, end, NULL);
 }
 #endif
 
 /* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
 
-/* The 8-bit codes of section 6b. Each function takes one block, or one part of it. */
+/* The 8-bit codes of section 6b. Each function takes one block, or a part of it. */
 
 #define KOPT_BLOCK_ ((size_t)256) /* elements that share a scale */
-/* Sizes of arrays on the stack: KOPT_BLOCK_PART_ elements for code that does not need a whole block at once,
-   KOPT_RATIOS_ for the ratios of StableAdamW. */
+/* Elements of arrays on the stack that need not hold a whole block, and of the ratios of StableAdamW. */
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_BLOCK_PART_ KOPT_BLOCK_
 #define KOPT_RATIOS_ ((size_t)384)
@@ -6552,29 +6518,26 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 #define KOPT_RATIOS_ KOPT_BLOCK_PART_
 #endif
 
-/* The number that an 8-bit code stands for; the root of a mean of squares if square is 1. */
+/* The number of an 8-bit code; square: the root of a mean of squares. */
 static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale, int square) {
     float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square);
     KOPT_OPAQUE_FLOAT_(y); /* otherwise -Ofast turns 0 * scale into 0, even if scale is NaN */
     return kopt_mul_scalar_(y, scale);
 }
 
-/* Decodes n codes of one block to fp32, at x (any alignment). scale: the 4 bytes of the block's scale; square: the
-   results are roots of means of squares. */
+/* Decodes n codes of one block to fp32 at x (any alignment). scale: 4 bytes. */
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float factor = kopt_as_f32_(kopt_load32_(scale));
     size_t i;
     for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_decode_number_(code[i], factor, square)));
 }
 
-/* Generates 16-bit random numbers for consecutive elements: number `store` of each element (KOPT_RANDOM_STORE).
-   kopt_begin_random_reader_() sets store to 0. The caller sets first, the global index of element 0, and may set
-   store. */
+/* The 16-bit random numbers of consecutive elements. */
 typedef struct kopt_random_reader_ {
     kopt_philox_key_ cipher;
-    kopt_vu32_scalar_ words[4];
-    uint64_t first;
-    uint32_t store;
+    kopt_vu32_scalar_ words[4]; /* of the current Philox block */
+    uint64_t first;             /* global index of element 0: set by the caller */
+    uint32_t store;             /* k of KOPT_RANDOM_STORE; 0 at first */
 } kopt_random_reader_;
 
 static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uint32_t step, uint32_t id,
@@ -6583,15 +6546,13 @@ static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uin
     d->store = 0;
 }
 
-/* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap: d keeps the words of the current
-   Philox block. */
+/* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap. */
 static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, size_t i) {
-    const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, (d->first + i), i == 0);
+    const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, d->first + i, i == 0);
     return KOPT_RANDOM_STORE(r, d->store);
 }
 
-/* Encodes the n fp32 numbers of one block at x. scale: the block's scale, from kopt_scale_q8_(); square: the numbers
-   are roots of means of squares; drawn: the random numbers of stochastic rounding, or NULL to round to nearest. */
+/* Encodes n fp32 numbers of one block. scale: from kopt_scale_q8_(); drawn: NULL rounds to nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          kopt_random_reader_ *drawn) {
     const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
@@ -6599,11 +6560,11 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == NULL ? 0x8000u : kopt_next_random16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
-        code[i] = kopt_codes_are_zero_(scale) ? 0 : (kopt_byte_)(kopt_encode_q8_scalar_scalar_(y, square, r));
+        code[i] = kopt_codes_are_zero_(scale) ? 0 : (kopt_byte_)kopt_encode_q8_scalar_scalar_(y, square, r);
     }
 }
 
-/* Computes and stores the scale of one block of n fp32 numbers, and encodes them. Arguments: see kopt_encode_(). */
+/* Computes and stores the scale of one block of n fp32 numbers, and encodes them. */
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            kopt_random_reader_ *drawn) {
     uint32_t largest = 0;
@@ -6619,7 +6580,7 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
-/* Each function checks its arguments before it writes anything. */
+/* Each checks its arguments before it writes anything. */
 
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
     return kopt_random_scalar_(key.seed, key.step, key.id, stream, key.first_index + i);
@@ -6637,8 +6598,6 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     kopt_job_ job;
     kopt_step s;
     if (a->n == 0) return;
-    /* not kopt_copy_padded_(), which writes whole words: on a machine that aligns structs to 1 or 2 bytes, sizeof s may
-       be no multiple of 4 */
     memset(&s, 0, sizeof s);
     memset(&job, 0, sizeof job);
     s.rule = KOPT_SGD;
