@@ -6646,11 +6646,11 @@ KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const
 
 /* ---- constructors ---- */
 
-/* The constructors set made_ to this value. The checks refuse a struct without it (KOPT_ERROR_UNINITIALIZED). */
+/* made_ of a struct that a constructor made; others are refused (KOPT_ERROR_UNINITIALIZED). */
 #define KOPT_MADE_ 0x4D414445u
 
-/* What each kopt_rule has: moments, how many more are optional, and the defaults of its constructor. Decays and betas in
-   thousandths, because no flag of a compiler changes an integer. */
+/* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
+   in thousandths, because no flag of a compiler changes an integer. */
 static const struct kopt_rule_row_ {
     kopt_byte_ moments, optional, decay_mode;
     uint32_t weight_decay, beta1, beta2, inverse_eps;
@@ -6664,9 +6664,7 @@ static const struct kopt_rule_row_ {
                    {2, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
 typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_ADAM_ATAN2 + 1 ? 1 : -1];
 
-static double kopt_thousandths_(uint32_t n) {
-    return kopt_div64_((double)n, 1000);
-}
+static double kopt_thousandths_(uint32_t n) { return kopt_div64_((double)n, 1000); }
 
 static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr) {
     const struct kopt_rule_row_ *row = &kopt_rules_[rule];
@@ -6763,11 +6761,9 @@ KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, ui
     return KOPT_OK;
 }
 
-/* The tensor's rate_scale; 0, the default, means 1. Compares bits: under the caller's DAZ a subnormal float compares
-   equal to 0. */
+/* The tensor's rate_scale; 0 means 1. Compares bits: with DAZ a subnormal float compares equal to 0. */
 static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
-    const uint32_t bits = kopt_as_u32_(t->rate_scale);
-    return kopt_as_f32_(bits == 0 ? 0x3F800000u : bits);
+    return kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale;
 }
 
 /* ---- checks of an optimizer ---- */
@@ -7173,58 +7169,6 @@ static void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight, 
     kopt_leave_(&environment);
 }
 
-/* After the weights have been set: fills t->copy, if there is one, and Ranger's slow weights. */
-static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow) {
-    kopt_byte_ *state = (kopt_byte_ *)t->state;
-    if (slow && l->rule == KOPT_RANGER) {
-        memcpy(state + l->slow, t->weight, t->n * l->weight_bytes);
-        memcpy(state + l->slow_residual, state + l->residual, t->n * l->residual_bytes);
-    }
-    if (t->copy != NULL && kopt_convert(t->copy, t->copy_format, t->weight, l->weight_format, t->n) != KOPT_OK)
-        return; /* cannot be: the caller has checked the copy */
-}
-
-static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *in);
-
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
-    kopt_result result = kopt_check_options_(opt);
-    kopt_byte_ *state;
-    kopt_layout_ l;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
-    if (result != KOPT_OK) return result;
-    l = kopt_layout_for_(opt, t->n);
-    result = kopt_check_memory_(t, &l, 0);
-    if (result != KOPT_OK || t->n == 0) return result;
-    state = (kopt_byte_ *)t->state;
-    if (kopt_overlap_(weights, t->n * 4, t->weight, t->n * l.weight_bytes) ||
-        kopt_overlap_(weights, t->n * 4, state, l.total) ||
-        kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts) ||
-        (!(weights == t->copy && t->copy_format == KOPT_F32) &&
-         kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format))))
-        return KOPT_ERROR_OVERLAP;
-    if (l.total != 0) {
-        kopt_make_header_(state, opt, t->id, t->n, t->first_index);
-        memset(state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
-    }
-    if (weights != NULL) kopt_write_slot_(&l, t, KOPT_WEIGHT, weights);
-    kopt_refresh_(&l, t, 1);
-    return KOPT_OK;
-}
-
-/* Checks a call that reads or writes a slot. Of the tensor's memory, the n fp32 values may overlap only the gradient. */
-static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                    const void *values) {
-    kopt_result result = kopt_check_state_(l, opt, t);
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
-    if (result != KOPT_OK) return result;
-    if ((unsigned)slot > (unsigned)l->moment_count) return KOPT_ERROR_OPTION;
-    if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
-    end = kopt_memory_ranges_(span, t, l);
-    for (a = span; a != end; a++)
-        if (a->what != KOPT_GRADS_ && kopt_overlap_(values, t->n * 4, a->at, a->size)) return KOPT_ERROR_OVERLAP;
-    return KOPT_OK;
-}
-
 /* The moment of a slot. *is_root: does it hold the square roots? */
 static kopt_byte_ *kopt_slot_moment_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, int *is_root) {
     *is_root = (l->moment_format == KOPT_FP16 || l->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
@@ -7232,41 +7176,13 @@ static kopt_byte_ *kopt_slot_moment_(const kopt_layout_ *l, const kopt_tensor *t
     return slot == KOPT_WEIGHT ? NULL : (kopt_byte_ *)t->state + l->moment[slot - 1];
 }
 
-KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
-    kopt_environment_ environment;
-    const kopt_byte_ *moment;
-    kopt_layout_ l;
-    size_t i;
-    int is_root;
-    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
-    if (result != KOPT_OK || t->n == 0) return result;
-    if (slot == KOPT_WEIGHT) {
-        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, (const kopt_byte_ *)t->state + KOPT_HEADER_, out);
-        return KOPT_OK;
-    }
-    moment = kopt_slot_moment_(&l, t, slot, &is_root);
-    kopt_enter_(&environment);
-    for (i = 0; i < t->n; i++) {
-        float x;
-        if (l.moment_format == KOPT_Q8)
-            x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + l.scale + i / KOPT_BLOCK_ * 4)),
-                                    is_root);
-        else
-            x = kopt_widen_scalar_(kopt_load_at_scalar_(moment, i, l.moment_bytes), l.moment_format);
-        if (is_root) x = kopt_mul_(x, x);
-        kopt_store32_((kopt_byte_ *)out + 4 * i, kopt_as_u32_(x));
-    }
-    kopt_leave_(&environment);
-    return KOPT_OK;
-}
-
 /* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
 static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int is_root) {
     float values[KOPT_BLOCK_];
     size_t i;
     for (i = 0; i < n; i++) {
-        uint32_t bits = kopt_load32_(in + 4 * i);
-        values[i] = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
+        const float x = kopt_as_f32_(kopt_load32_(in + 4 * i));
+        values[i] = is_root ? kopt_sqrt_(x) : x;
     }
     kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
 }
@@ -7300,6 +7216,86 @@ static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_s
     kopt_leave_(&environment);
 }
 
+/* After the weights have been set: fills t->copy, if there is one, and Ranger's slow weights. */
+static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow) {
+    kopt_byte_ *state = (kopt_byte_ *)t->state;
+    if (slow && l->rule == KOPT_RANGER) {
+        memcpy(state + l->slow, t->weight, t->n * l->weight_bytes);
+        memcpy(state + l->slow_residual, state + l->residual, t->n * l->residual_bytes);
+    }
+    if (t->copy != NULL && kopt_convert(t->copy, t->copy_format, t->weight, l->weight_format, t->n) != KOPT_OK)
+        return; /* cannot be: the caller has checked the copy */
+}
+
+/* Does an array overlap the memory of a tensor? `except` is a set of kinds of memory that it may overlap. */
+static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, const kopt_tensor *t,
+                                                const kopt_layout_ *l, unsigned except) {
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *const end = kopt_memory_ranges_(span, t, l);
+    for (a = span; a != end; a++)
+        if ((except >> a->what & 1u) == 0 && kopt_overlap_(x, size, a->at, a->size)) return 1;
+    return 0;
+}
+
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
+    kopt_result result = kopt_check_options_(opt);
+    unsigned except = 1u << KOPT_GRADS_;
+    kopt_byte_ *state;
+    kopt_layout_ l;
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
+    if (result != KOPT_OK) return result;
+    l = kopt_layout_for_(opt, t->n);
+    result = kopt_check_memory_(t, &l, 0);
+    if (result != KOPT_OK || t->n == 0) return result;
+    if (weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
+    if (kopt_overlaps_tensor_(weights, t->n * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
+    state = (kopt_byte_ *)t->state;
+    if (l.total != 0) {
+        kopt_make_header_(state, opt, t->id, t->n, t->first_index);
+        memset(state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
+    }
+    if (weights != NULL) kopt_write_slot_(&l, t, KOPT_WEIGHT, weights);
+    kopt_refresh_(&l, t, 1);
+    return KOPT_OK;
+}
+
+/* Checks a call that reads or writes a slot from n fp32 values, which may overlap the gradient. */
+static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
+                                    const void *values) {
+    const kopt_result result = kopt_check_state_(l, opt, t);
+    if (result != KOPT_OK) return result;
+    if ((unsigned)slot > (unsigned)l->moment_count) return KOPT_ERROR_OPTION;
+    if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
+    return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_) ? KOPT_ERROR_OVERLAP : KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
+    kopt_environment_ environment;
+    const kopt_byte_ *moment;
+    kopt_layout_ l;
+    size_t i;
+    int is_root;
+    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
+    if (result != KOPT_OK || t->n == 0) return result;
+    if (slot == KOPT_WEIGHT) {
+        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, (const kopt_byte_ *)t->state + KOPT_HEADER_, out);
+        return KOPT_OK;
+    }
+    moment = kopt_slot_moment_(&l, t, slot, &is_root);
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i++) {
+        float x;
+        if (l.moment_format == KOPT_Q8)
+            x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + l.scale + i / KOPT_BLOCK_ * 4)),
+                                    is_root);
+        else
+            x = kopt_widen_scalar_(kopt_load_at_scalar_(moment, i, l.moment_bytes), l.moment_format);
+        if (is_root) x = kopt_mul_(x, x);
+        kopt_store32_((kopt_byte_ *)out + 4 * i, kopt_as_u32_(x));
+    }
+    kopt_leave_(&environment);
+    return KOPT_OK;
+}
+
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in) {
     kopt_layout_ l;
@@ -7312,8 +7308,8 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 
 /* ---- checksums, arrays of a state block, and its header ---- */
 
-/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. In a build with vectors, eight bytes at a time:
-   table[k][x] is what the four bits x become after 4 * k more bits, so that 16 lookups do not wait for each other. */
+/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. In a build with vectors, eight bytes at a time, by 16
+   independent lookups: table[k][x] is what the four bits x become after 4 * k more bits. */
 static const uint32_t kopt_crc_table_[16] = {
     0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
     0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
@@ -7409,38 +7405,36 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_layout_ *l
     return kopt_add_array_(array, state + l->slow_residual, l->n, l->residual_bytes);
 }
 
-/* Makes the optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a
-   default of the rule. */
+/* Makes the optimizer that the header of a block or of a checkpoint describes, with defaults for what it does not record.
+   saved: the header is that of a checkpoint or of a tensor in it. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
-    const kopt_rule rule = (kopt_rule)h[5];
-    const int sgd = rule == KOPT_SGD, moments = h[9] & 7;
-    kopt_optimizer made = kopt_make_optimizer_(rule, 0);
-    made.decay_mode = KOPT_L2;
-    made.weight_decay = 0;
-    made.weight_format = (kopt_format)h[6];
-    made.rounding = (kopt_rounding)(h[7] & 15);
-    made.moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
-    made.amsgrad = rule == KOPT_ADAM && moments == 3;
+    const int sgd = h[5] == KOPT_SGD, moments = h[9] & 7;
+    *opt = kopt_make_optimizer_((kopt_rule)h[5], 0);
+    opt->decay_mode = KOPT_L2;
+    opt->weight_decay = 0;
+    opt->weight_format = (kopt_format)h[6];
+    opt->rounding = (kopt_rounding)(h[7] & 15);
+    opt->moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
+    opt->amsgrad = h[5] == KOPT_ADAM && moments == 3;
     if (saved) {
-        made.lr = made.max_lr = kopt_load_number_(h + 48);
-        made.weight_decay = kopt_load_number_(h + 52);
-        made.decay_mode = (kopt_decay_mode)(h[9] >> 4 & 3);
-        made.moment_rounding = (kopt_rounding)(h[7] >> 4 & 1);
-        made.compensation_rounding = (kopt_rounding)(h[7] >> 5 & 1);
-        made.nesterov = h[9] >> 3 & 1;
-        made.stable = h[9] >> 6 & 1;
-        made.atan2_outside = h[9] >> 7;
-        made.seed = kopt_load_le64_(h + 32);
-        made.step = kopt_load_le32_(h + 40);
-        if (sgd && moments != 0) made.momentum = kopt_load_number_(h + 56);
-        if (sgd) made.dampening = kopt_load_number_(h + 60);
-        if (!sgd) made.beta1 = kopt_load_number_(h + 56);
-        if (!sgd) made.beta2 = kopt_load_number_(h + 60);
+        opt->lr = opt->max_lr = kopt_load_number_(h + 48);
+        opt->weight_decay = kopt_load_number_(h + 52);
+        opt->decay_mode = (kopt_decay_mode)(h[9] >> 4 & 3);
+        opt->moment_rounding = (kopt_rounding)(h[7] >> 4 & 1);
+        opt->compensation_rounding = (kopt_rounding)(h[7] >> 5 & 1);
+        opt->nesterov = h[9] >> 3 & 1;
+        opt->stable = h[9] >> 6 & 1;
+        opt->atan2_outside = h[9] >> 7;
+        opt->seed = kopt_load_le64_(h + 32);
+        opt->step = kopt_load_le32_(h + 40);
+        if (sgd && moments != 0) opt->momentum = kopt_load_number_(h + 56);
+        if (sgd) opt->dampening = kopt_load_number_(h + 60);
+        if (!sgd) opt->beta1 = kopt_load_number_(h + 56);
+        if (!sgd) opt->beta2 = kopt_load_number_(h + 60);
     }
     /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
-    if (sgd && moments != 0 && !kopt_less64_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
-    if (made.stable) made.eps = KOPT_1E_MINUS_6_;
-    *opt = made;
+    if (sgd && moments != 0 && !kopt_less64_(0, opt->momentum)) opt->momentum = 1.4012984643248171e-45;
+    if (opt->stable) opt->eps = KOPT_1E_MINUS_6_;
 }
 
 /* Do the options in a header exist? */
@@ -7453,24 +7447,20 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     const kopt_byte_ *h = (const kopt_byte_ *)state;
     kopt_byte_ rounding, moments;
     kopt_optimizer made;
-    size_t n = 0;
-    int i, saved;
+    size_t n;
+    int saved;
     if (h == NULL) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
-    for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
+    n = (size_t)kopt_load_le64_(h + 16);
     if (n != kopt_load_le64_(h + 16) || !kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS; /* for this machine */
     if (h[5] > (int)KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
     saved = h[10];
     kopt_optimizer_from_header_(&made, h, saved);
     kopt_make_variant_(&rounding, &moments, &made);
-    if (!saved) {
-        rounding &= 15;
-        moments &= 7;
-    }
-    if (h[7] != rounding || h[9] != moments) return KOPT_ERROR_STATE; /* they contradict the rule or a format */
-    if (made.nesterov && (moments & 7) == 0) return KOPT_ERROR_STATE; /* without momentum */
-    if (h[31] > 127) return KOPT_ERROR_STATE;                         /* first_index */
+    /* does it contradict the rule or a format? */
+    if (h[7] != (rounding & (saved ? 255 : 15)) || h[9] != (moments & (saved ? 255 : 7))) return KOPT_ERROR_STATE;
+    if ((made.nesterov && (moments & 7) == 0) || kopt_load_le64_(h + 24) >> 63 != 0) return KOPT_ERROR_STATE;
     if (opt != NULL) *opt = made;
     if (t != NULL) {
         t->n = n;
