@@ -6214,8 +6214,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     e->control = (uint32_t)old;
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-/* Both masks keep the condition and exception flags; that of M profile also LTPSIZE, without which low-overhead loops of
-   a Cortex-M55 fault. */
+/* Both masks keep the condition and exception flags; that of M profile also LTPSIZE, without which low-overhead loops
+   of a Cortex-M55 fault. */
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
 #else
@@ -7405,8 +7405,8 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_layout_ *l
     return kopt_add_array_(array, state + l->slow_residual, l->n, l->residual_bytes);
 }
 
-/* Makes the optimizer that the header of a block or of a checkpoint describes, with defaults for what it does not record.
-   saved: the header is that of a checkpoint or of a tensor in it. */
+/* Makes the optimizer that a header describes, with defaults for what it does not record. saved: the header is that of a
+   checkpoint, or of a tensor in it. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
     const int sgd = h[5] == KOPT_SGD, moments = h[9] & 7;
     *opt = kopt_make_optimizer_((kopt_rule)h[5], 0);
@@ -7921,8 +7921,8 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* ---- ranges of a list ---- */
 
-/* Elements [begin, end) of a list: its tensors from `tensors` on, `count` of them, the first one from its element
-   `begin` on and the last one up to its element `end`. */
+/* Elements of a list: `count` tensors from `tensors` on, the first one from its element `begin` on and the last one up to
+   its element `end`. */
 typedef struct kopt_part_ {
     const kopt_tensor *tensors;
     size_t count, begin, end;
@@ -7990,33 +7990,36 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
 
 /* ---- checkpoints ---- */
 
-/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it and one more zero byte
-   (4 bytes; without the zero byte, all checkpoints as a whole would have the same CRC-32). The header begins like that
-   of a tensor (see kopt_make_saved_header_()), with these differences:
+/* A checkpoint: a header of 176 bytes; each tensor: its header, the weights, the arrays of its state block; the CRC-32 of
+   all bytes before it and one more zero byte (4 bytes; without the zero byte, all checkpoints as a whole would have the
+   same CRC-32). The header is like that of a tensor (kopt_make_saved_header_()), with these differences:
      0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)
-    44 0 (4)
-    48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
-       atan2_a, atan2_b, sharpness (binary64)
-   168 lookahead (4)           172 maximize + 2 * zero_grad + 4 * moments_only (4)
-   A tensor: its header; the weights; the arrays of its state block.
+    44 0 (4)    48 KOPT_SAVE_NUMBERS_ (binary64)    168 lookahead (4)
+   172 maximize + 2 * zero_grad + 4 * moments_only (4)
    Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
 enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
-#define KOPT_SAVE_PIECE_ ((size_t)32768) /* bytes per call of a function of kopt_file */
+
+/* clang-format off */
+#define KOPT_SAVE_NUMBERS_(X)                                                                                         \
+    X(48, lr) X(56, max_lr) X(64, weight_decay) X(72, lookahead_rate) X(80, beta1) X(88, beta2) X(96, beta3)          \
+    X(104, eps) X(112, momentum) X(120, dampening) X(128, grad_scale) X(136, clip) X(144, atan2_a) X(152, atan2_b)    \
+    X(160, sharpness)
+/* clang-format on */
 
 /* What a walk over a checkpoint does with its bytes. */
 typedef enum kopt_walk_ {
-    KOPT_SAVING_,   /* writes them from the tensors                           */
-    KOPT_CHECKING_, /* reads them, and compares all that is no array          */
-    KOPT_LOADING_   /* the same, and reads the arrays into the tensors        */
+    KOPT_SAVING_,   /* writes them from the tensors */
+    KOPT_CHECKING_, /* reads them, and compares all that is no array */
+    KOPT_LOADING_   /* the same, and reads the arrays into the tensors */
 } kopt_walk_;
 
 typedef struct kopt_stream_ {
     kopt_walk_ walk;
     const kopt_file *file;
-    uint64_t offset;    /* bytes written or read so far                       */
-    kopt_result result; /* after an error nothing more is written or read     */
+    uint64_t offset;    /* bytes written or read so far */
+    kopt_result result; /* after an error nothing more is written or read */
     kopt_result wrong;  /* an error that waits for the checksum, because damage explains it better */
-    uint32_t checksum;  /* of the whole                                       */
+    uint32_t checksum;  /* of the whole */
     kopt_crc_ crc;
 #ifdef KOPT_VECTORS16_
     kopt_byte_ buffer[4096];
@@ -8027,11 +8030,9 @@ typedef struct kopt_stream_ {
 
 /* Writes n bytes at p, or reads them. */
 static void kopt_walk_bytes_(kopt_stream_ *s, kopt_byte_ *p, size_t n) {
-    int failed;
+    const kopt_file *const f = s->file;
     if (s->result != KOPT_OK || n == 0) return;
-    failed =
-        s->walk == KOPT_SAVING_ ? s->file->write(s->file->user, p, n) : s->file->read(s->file->user, s->offset, p, n);
-    if (failed) {
+    if (s->walk == KOPT_SAVING_ ? f->write(f->user, p, n) : f->read(f->user, s->offset, p, n)) {
         s->result = KOPT_ERROR_FILE;
         return;
     }
@@ -8046,8 +8047,8 @@ static void kopt_is_wrong_(kopt_stream_ *s, kopt_result error) {
 /* Writes the numbers of an array, reads them and forgets them, or reads them into the array. */
 static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
     const int direct = s->walk == KOPT_LOADING_ || (s->walk == KOPT_SAVING_ && kopt_little_endian_());
+    const size_t largest = direct ? 32768 : sizeof s->buffer;
     size_t left = a->n * a->bytes, piece;
-    const size_t largest = direct ? KOPT_SAVE_PIECE_ : sizeof s->buffer;
     kopt_byte_ zero[4], *at = a->at;
     for (; left != 0 && s->result == KOPT_OK; at += piece, left -= piece) {
         kopt_byte_ *p = direct ? at : s->buffer;
@@ -8059,70 +8060,47 @@ static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
         kopt_walk_bytes_(s, p, piece);
         if (s->walk == KOPT_LOADING_) kopt_swap_(p, piece / a->bytes, a->bytes);
     }
-    kopt_store_le_(zero, 0, 4);
+    memset(zero, 0, 4);
     kopt_walk_bytes_(s, zero, kopt_round_up4_(a->n * a->bytes) - a->n * a->bytes);
     if (kopt_load_le32_(zero) != 0) kopt_is_wrong_(s, KOPT_ERROR_STATE);
 }
 
-/* Do two headers, of checkpoints or of tensors, describe the same thing? a is the one that was read. */
-static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *b) {
-    int i;
-    for (i = 0; i < 12; i++)
-        if ((i < 5 || i > 9) && a[i] != b[i]) return KOPT_ERROR_STATE; /* name, version, saved */
-    for (i = 5; i < 32; i++)
-        if (a[i] != b[i]) return KOPT_ERROR_MISMATCH;
-    return KOPT_OK;
+static int kopt_bytes_differ_(const kopt_byte_ *a, const kopt_byte_ *b, int begin, int end) {
+    for (; begin < end; begin++)
+        if (a[begin] != b[begin]) return 1;
+    return 0;
 }
 
-/* The hyper-parameters, in the order of the header. */
-/* clang-format off */
-#define KOPT_SAVE_NUMBERS_(X)                                                                                       \
-    X(lr) X(max_lr) X(weight_decay) X(lookahead_rate) X(beta1) X(beta2) X(beta3) X(eps) X(momentum) X(dampening)    \
-    X(grad_scale) X(clip) X(atan2_a) X(atan2_b) X(sharpness)
-/* clang-format on */
+/* Do two headers, of checkpoints or of tensors, describe the same thing? */
+static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *b) {
+    if (kopt_bytes_differ_(a, b, 0, 5) || kopt_bytes_differ_(a, b, 10, 12)) return KOPT_ERROR_STATE; /* name, version */
+    return kopt_bytes_differ_(a, b, 5, 32) ? KOPT_ERROR_MISMATCH : KOPT_OK;
+}
 
 static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint64_t count,
                                                   uint64_t bytes) {
-    kopt_byte_ *at = h + 48;
-    uint32_t flags = opt->maximize != 0;
     kopt_make_saved_header_(h, opt, 0, count, bytes);
     kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
     h[4] = KOPT_SAVE_VERSION_;
     h[10] = 0;
-    if (opt->zero_grad) flags |= 2u;
-    if (opt->moments_only) flags |= 4u;
-    kopt_store_le_(h + 168, (uint32_t)opt->lookahead, 4);
-    kopt_store_le_(h + 172, flags, 4);
-#define KOPT_SAVE_NUMBER_(field)                     \
-    kopt_store_le_(at, kopt_bits64_(opt->field), 8); \
-    at += 8;
+#define KOPT_SAVE_NUMBER_(at, field) kopt_store_le_(h + at, kopt_bits64_(opt->field), 8);
     KOPT_SAVE_NUMBERS_(KOPT_SAVE_NUMBER_)
 #undef KOPT_SAVE_NUMBER_
+    kopt_store_le_(h + 168, (uint32_t)opt->lookahead, 4);
+    kopt_store_le_(h + 172, (opt->maximize != 0) + (opt->zero_grad ? 2u : 0u) + (opt->moments_only ? 4u : 0u), 4);
 }
 
 /* Sets the fields of *opt that a load does not compare. */
 static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt_byte_ *h) {
-    const uint32_t flags = kopt_load_le32_(h + 172);
-    const kopt_byte_ *at = h + 48;
-    opt->lookahead = (int)(kopt_load_le32_(h + 168));
+    opt->lookahead = (int)kopt_load_le32_(h + 168);
     opt->seed = kopt_load_le64_(h + 32);
     opt->step = kopt_load_le32_(h + 40);
-    opt->maximize = (int)(flags & 1u);
-    opt->zero_grad = (int)(flags >> 1 & 1u);
-    opt->moments_only = (int)(flags >> 2 & 1u);
-#define KOPT_LOAD_NUMBER_(field)                                          \
-    opt->field = kopt_bits_to_f64_(kopt_load_le64_(at)); \
-    at += 8;
+    opt->maximize = h[172] & 1;
+    opt->zero_grad = h[172] >> 1 & 1;
+    opt->moments_only = h[172] >> 2 & 1;
+#define KOPT_LOAD_NUMBER_(at, field) opt->field = kopt_bits_to_f64_(kopt_load_le64_(h + at));
     KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
 #undef KOPT_LOAD_NUMBER_
-}
-
-/* Would kopt_save() write these `size` bytes? */
-static kopt_result kopt_check_saved_(const kopt_byte_ *found, const kopt_byte_ *expected, int size) {
-    int i;
-    for (i = 0; i < size; i++)
-        if (found[i] != expected[i]) return KOPT_ERROR_STATE;
-    return KOPT_OK;
 }
 
 /* Is h the header that kopt_save() would write for the options that it holds? Sets those that a load does not compare
@@ -8133,16 +8111,16 @@ static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expe
     result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     kopt_make_save_header_(expected, opt, kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
-    return kopt_check_saved_(h, expected, KOPT_SAVE_HEADER_);
+    return kopt_bytes_differ_(h, expected, 0, KOPT_SAVE_HEADER_) ? KOPT_ERROR_STATE : KOPT_OK;
 }
 
-/* Walks over a checkpoint from its first to its last byte. Unless it is saved, *loaded receives the optimizer, and all
-   bytes but those of the arrays have to be those that kopt_save() would write. */
+/* Walks over a checkpoint from its first to its last byte. Unless it is saved, h and *loaded receive its header and the
+   optimizer, and all bytes but those of the arrays have to be those that kopt_save() would write. */
 static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_optimizer *opt,
                                   const kopt_tensor *tensors, size_t count, uint64_t bytes, kopt_optimizer *loaded,
                                   kopt_byte_ *h) {
     kopt_byte_ *expected = s->buffer, *found = s->buffer + KOPT_SAVE_HEADER_; /* until the next array */
-    const kopt_optimizer *saved = walk == KOPT_SAVING_ ? opt : loaded;
+    const int saves = walk == KOPT_SAVING_;
     kopt_array_ array[1 + KOPT_ARRAYS_], *a, *end;
     size_t i;
     s->walk = walk;
@@ -8150,20 +8128,20 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     s->result = s->wrong = KOPT_OK;
     kopt_crc_begin_(&s->crc);
     kopt_make_save_header_(expected, opt, count, bytes);
-    kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : h, KOPT_SAVE_HEADER_);
-    if (s->result == KOPT_OK && walk != KOPT_SAVING_) s->result = kopt_compare_headers_(h, expected);
-    if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
+    kopt_walk_bytes_(s, saves ? expected : h, KOPT_SAVE_HEADER_);
+    if (!saves && s->result == KOPT_OK) {
+        s->result = kopt_compare_headers_(h, expected);
         *loaded = *opt;
         if (kopt_check_save_header_(h, expected, loaded) != KOPT_OK) s->wrong = KOPT_ERROR_STATE;
     }
     for (i = 0; i < count && s->result == KOPT_OK; i++) {
         const kopt_tensor *t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        kopt_make_saved_header_(expected, saved, t->id, t->n, t->first_index);
-        kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : found, KOPT_HEADER_);
-        if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
+        kopt_make_saved_header_(expected, saves ? opt : loaded, t->id, t->n, t->first_index);
+        kopt_walk_bytes_(s, saves ? expected : found, KOPT_HEADER_);
+        if (!saves && s->result == KOPT_OK) {
             kopt_is_wrong_(s, kopt_compare_headers_(found, expected));
-            kopt_is_wrong_(s, kopt_check_saved_(found, expected, KOPT_HEADER_));
+            if (kopt_bytes_differ_(found, expected, 0, KOPT_HEADER_)) kopt_is_wrong_(s, KOPT_ERROR_STATE);
         }
         end = kopt_state_arrays_(kopt_add_array_(array, (kopt_byte_ *)t->weight, t->n, l.weight_bytes), &l, t);
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
@@ -8172,7 +8150,7 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
             memset(a->at + size, 0, kopt_round_up16_(size) - size);
         }
     }
-    kopt_store_le_(found, 0, 1);
+    found[0] = 0;
     kopt_crc_add_(&s->crc, found, 1);
     s->checksum = ~s->crc.value;
     kopt_store_le_(found, s->checksum, 4);
@@ -8183,11 +8161,12 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
 
 /* ---- checkpoints: save and load ---- */
 
-/* Bytes of a tensor in a checkpoint, without its header. */
-static uint64_t kopt_arrays_size_(const kopt_layout_ *l) {
+/* Bytes of a tensor in a checkpoint. */
+static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
     const uint64_t copies = l->rule == KOPT_RANGER ? 2 : 1; /* of weights and residuals */
     const uint64_t moment = kopt_round_up4_(l->n * l->moment_bytes);
-    return copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes)) +
+    return KOPT_HEADER_ +
+           copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes)) +
            (uint64_t)l->moment_count * (moment + (l->moment_format == KOPT_Q8 ? 4 * kopt_blocks_(l->n) : 0));
 }
 
@@ -8196,18 +8175,16 @@ static uint64_t kopt_arrays_size_(const kopt_layout_ *l) {
 static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
                                           size_t count, int memory, int blocks) {
     kopt_result result = kopt_check_options_(opt);
-    uint64_t sum = KOPT_SAVE_HEADER_ + 4;
     kopt_neighbours_ list;
     size_t i;
     if (result != KOPT_OK) return result;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
-    list.previous = NULL;
-    list.previous_end = NULL;
-    list.current = 0;
+    memset(&list, 0, sizeof list);
+    *bytes = KOPT_SAVE_HEADER_ + 4;
     for (i = 0; i < count; i++) {
-        const kopt_tensor *t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t == NULL ? 0 : t->n);
-        uint64_t size = KOPT_HEADER_;
+        const kopt_tensor *const t = &tensors[i];
+        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
+        const uint64_t size = kopt_saved_size_(&l);
         result = kopt_check_tensor_(t, opt->weight_format);
         if (result == KOPT_OK && blocks) result = kopt_check_block_(t, &l);
         if (result == KOPT_OK && memory) result = kopt_check_memory_(t, &l, 0);
@@ -8216,36 +8193,28 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
             if (list.previous != NULL && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
             list.previous = t;
         }
+        if (result == KOPT_OK && *bytes + size < size) result = KOPT_ERROR_BOUNDS;
         if (result != KOPT_OK) return result;
-        size += kopt_arrays_size_(&l);
-        if (sum + size < sum) return KOPT_ERROR_BOUNDS;
-        sum += size;
+        *bytes += size;
     }
-    *bytes = sum;
     return KOPT_OK;
 }
 
 /* Does a buffer overlap the memory of one of the tensors? */
 static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optimizer *opt, const kopt_tensor *tensors,
                                size_t count) {
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
     size_t i;
     for (i = 0; i < count; i++) {
-        const kopt_tensor *t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        end = kopt_memory_ranges_(span, t, &l);
-        for (a = span; a != end; a++)
-            if (kopt_overlap_(buffer, size, a->at, a->size)) return 1;
+        const kopt_layout_ l = kopt_layout_for_(opt, tensors[i].n);
+        if (kopt_overlaps_tensor_(buffer, size, &tensors[i], &l, 0)) return 1;
     }
     return 0;
 }
 
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
-    size_t size;
     if (kopt_check_checkpoint_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
-    size = (size_t)bytes;
-    return size == bytes ? size : 0;
+    return (size_t)bytes == bytes ? (size_t)bytes : 0;
 }
 
 /* A buffer as a kopt_file. */
@@ -8271,66 +8240,28 @@ static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t siz
 
 KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
                                 size_t out_size) {
-    kopt_memory_file_ memory;
-    kopt_file file;
-    kopt_stream_ s;
+    kopt_memory_file_ memory = {(kopt_byte_ *)out, NULL, 0};
+    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
     uint64_t bytes;
     const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 1);
     if (result != KOPT_OK) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
-    memory.to = (kopt_byte_ *)out;
-    file.write = kopt_write_memory_;
-    file.user = &memory;
-    s.file = &file;
-    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, NULL, NULL);
-    return s.result;
-}
-
-/* Loads a list that has been checked: see kopt_load_from(). */
-static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, uint64_t bytes,
-                                      const kopt_file *file) {
-    kopt_byte_ h[KOPT_SAVE_HEADER_];
-    kopt_optimizer loaded;
-    kopt_stream_ s;
-    uint32_t checksum;
-    size_t i;
-    s.file = file;
-    kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, &loaded, h);
-    if (s.result != KOPT_OK) return s.result;
-    checksum = s.checksum;
-    for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
-        if (kopt_layout_for_(opt, tensors[i].n).total != 0) memset(tensors[i].state, 0, 4);
-    kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
-    if (s.result == KOPT_ERROR_FILE) return s.result;
-    if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
-    *opt = loaded;
-    for (i = 0; i < count; i++) {
-        const kopt_tensor *const t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        if (l.total != 0) kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
-        kopt_refresh_(&l, t, 0);
-    }
-    return KOPT_OK;
+    return kopt_save_to(opt, tensors, count, &file);
 }
 
 KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
                                 size_t in_size) {
-    kopt_memory_file_ memory;
-    kopt_file file;
+    kopt_memory_file_ memory = {NULL, (const kopt_byte_ *)in, in_size};
+    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
     uint64_t bytes;
-    size_t read;
     kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
     if (in == NULL) return KOPT_ERROR_NULL;
-    read = bytes < in_size ? (size_t)bytes : in_size;
-    if (kopt_overlaps_list_(in, read, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
-    memory.from = (const kopt_byte_ *)in;
-    memory.size = in_size;
-    file.read = kopt_read_memory_;
-    file.user = &memory;
-    result = kopt_load_checked_(opt, tensors, count, bytes, &file);
+    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
+        return KOPT_ERROR_OVERLAP;
+    result = kopt_load_from(opt, tensors, count, &file);
     return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
 }
 
@@ -8348,11 +8279,32 @@ KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor 
 
 KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                      const kopt_file *file) {
+    kopt_byte_ h[KOPT_SAVE_HEADER_];
+    kopt_optimizer loaded;
     uint64_t bytes;
+    kopt_stream_ s;
+    uint32_t checksum;
+    size_t i;
     const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
     if (file == NULL || file->read == NULL) return KOPT_ERROR_NULL;
-    return kopt_load_checked_(opt, tensors, count, bytes, file);
+    s.file = file;
+    kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, &loaded, h);
+    if (s.result != KOPT_OK) return s.result;
+    checksum = s.checksum;
+    for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
+        if (kopt_layout_for_(opt, tensors[i].n).total != 0) memset(tensors[i].state, 0, 4);
+    kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
+    if (s.result == KOPT_ERROR_FILE) return s.result;
+    if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
+    *opt = loaded;
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *const t = &tensors[i];
+        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
+        if (l.total != 0) kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
+        kopt_refresh_(&l, t, 0);
+    }
+    return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count) {
