@@ -6047,37 +6047,29 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
 #endif
 
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
-    switch ((int)result) {
-    case KOPT_OK: return "success";
-    case KOPT_ERROR_NULL: return "a required pointer is NULL";
-    case KOPT_ERROR_OPTION:
-        return "an option has a value that does not exist, does not apply or is not in this build: "
-               "kopt_option_string() names the field";
-    case KOPT_ERROR_RANGE: return "a number is out of range or NaN: kopt_option_string() names a hyper-parameter";
-    case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
-    case KOPT_ERROR_SIZE: return "a state block or a buffer is too small, or a checkpoint was cut off";
-    case KOPT_ERROR_STATE:
-        return "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or "
-               "contradicting itself";
-    case KOPT_ERROR_MISMATCH:
-        return "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
-               "kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
-               "several)";
-    case KOPT_ERROR_CHECKSUM: return "the state block or checkpoint is damaged: its checksum is wrong";
-    case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
-    case KOPT_ERROR_STEP:
-        return "the step was not begun, all 2^32 - 1 steps are used up, or StableAdamW has not measured the tensor";
-    case KOPT_ERROR_ISA: return "this instruction set, or a GPU, is not in this build or not on this machine";
-    case KOPT_ERROR_DEVICE: return "a CUDA call failed: cudaPeekAtLastError() says why";
-    case KOPT_ERROR_UNINITIALIZED:
-        return "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one";
-    case KOPT_ERROR_ID:
-        return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
-    case KOPT_ERROR_CAPTURE:
-        return "the stream is being captured: call this function before the capture, or the graph would repeat it";
-    case KOPT_ERROR_FILE: return "reading or writing a checkpoint failed: the file may be too short, or the disk full";
-    default: return "unknown result";
-    }
+    static const char *const sentences[] = {
+        "success",
+        "a required pointer is NULL",
+        "an option has a value that does not exist, does not apply or is not in this build: kopt_option_string() names "
+        "the field",
+        "a number is out of range or NaN: kopt_option_string() names a hyper-parameter",
+        "the range of elements is not inside the tensor, or the tensor is too large",
+        "a state block or a buffer is too small, or a checkpoint was cut off",
+        "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or contradicting "
+        "itself",
+        "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
+        "kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
+        "several)",
+        "the state block or checkpoint is damaged: its checksum is wrong",
+        "two of the buffers overlap",
+        "the step was not begun, all 2^32 - 1 steps are used up, or StableAdamW has not measured the tensor",
+        "this instruction set, or a GPU, is not in this build or not on this machine",
+        "a CUDA call failed: cudaPeekAtLastError() says why",
+        "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one",
+        "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()",
+        "the stream is being captured: call this function before the capture, or the graph would repeat it",
+        "reading or writing a checkpoint failed: the file may be too short, or the disk full"};
+    return (unsigned)result <= (unsigned)KOPT_ERROR_FILE ? sentences[result] : "unknown result";
 }
 
 KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
@@ -6588,8 +6580,8 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 
 /* ---- one-element updates of an array ---- */
 
-static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size);
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n);
+static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, size_t other_size);
 
 /* a->sum += x * scale, with a step of SGD: the weight is the sum, the rate is 1 and grad_scale is -scale. */
 static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_format format, double scale,
@@ -6630,18 +6622,14 @@ KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const
     if (format == KOPT_F32) return KOPT_ERROR_OPTION;
     if (result == KOPT_OK) result = kopt_check_array_(c, format, n);
     if (result == KOPT_OK) result = kopt_check_array_(delta, KOPT_F32, n);
-    if (result != KOPT_OK) return result;
-    if (key.first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_overlap_(w, 2 * n, c, 2 * n) || kopt_overlap_(w, 2 * n, delta, 4 * n) ||
-        kopt_overlap_(c, 2 * n, delta, 4 * n))
-        return KOPT_ERROR_OVERLAP;
     sum.rounding = KOPT_KAHAN;
     sum.seed = key.seed;
     sum.step = key.step;
     sum.id = key.id;
     sum.first_index = key.first_index;
-    kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
-    return KOPT_OK;
+    if (result == KOPT_OK) result = kopt_check_accumulator_(&sum, delta, 4 * n);
+    if (result == KOPT_OK) kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
+    return result;
 }
 
 /* ---- constructors ---- */
@@ -7405,8 +7393,8 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_layout_ *l
     return kopt_add_array_(array, state + l->slow_residual, l->n, l->residual_bytes);
 }
 
-/* Makes the optimizer that a header describes, with defaults for what it does not record. saved: the header is that of a
-   checkpoint, or of a tensor in it. */
+/* Makes the optimizer that a header describes, with defaults for what it does not record. saved: the header is that of
+   a checkpoint, or of a tensor in it. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
     const int sgd = h[5] == KOPT_SGD, moments = h[9] & 7;
     *opt = kopt_make_optimizer_((kopt_rule)h[5], 0);
@@ -7921,8 +7909,8 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* ---- ranges of a list ---- */
 
-/* Elements of a list: `count` tensors from `tensors` on, the first one from its element `begin` on and the last one up to
-   its element `end`. */
+/* Elements of a list: `count` tensors from `tensors` on, the first one from its element `begin` on and the last one up
+   to its element `end`. */
 typedef struct kopt_part_ {
     const kopt_tensor *tensors;
     size_t count, begin, end;
@@ -7990,9 +7978,9 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
 
 /* ---- checkpoints ---- */
 
-/* A checkpoint: a header of 176 bytes; each tensor: its header, the weights, the arrays of its state block; the CRC-32 of
-   all bytes before it and one more zero byte (4 bytes; without the zero byte, all checkpoints as a whole would have the
-   same CRC-32). The header is like that of a tensor (kopt_make_saved_header_()), with these differences:
+/* A checkpoint: a header of 176 bytes; each tensor: its header, the weights, the arrays of its state block; the CRC-32
+   of all bytes before it and one more zero byte (4 bytes; without the zero byte, all checkpoints as a whole would have
+   the same CRC-32). The header is like that of a tensor (kopt_make_saved_header_()), with these differences:
      0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)
     44 0 (4)    48 KOPT_SAVE_NUMBERS_ (binary64)    168 lookahead (4)
    172 maximize + 2 * zero_grad + 4 * moments_only (4)
@@ -8340,7 +8328,7 @@ static void kopt_run_tool_(const kopt_tool_ *t) {
 
 /* ---- norm and clipping ---- */
 
-/* Checks an array that a public function takes. NULL is valid if n is 0. */
+/* NULL is valid if n is 0. */
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
@@ -8384,112 +8372,99 @@ KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
     return KOPT_OK;
 }
 
-/* Checks the gradients of a list, whose squares are to be added to *norm. */
-static kopt_result kopt_check_grads_(const kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) {
-        const kopt_tensor *t = &tensors[i];
+/* Adds the squares of the gradients of a part, all of which are checked first. */
+static kopt_result kopt_norm_add_part_(kopt_norm *norm, const kopt_part_ *part) {
+    kopt_environment_ environment;
+    size_t i, begin, end;
+    for (i = 0; i < part->count; i++) {
+        const kopt_tensor *t = &part->tensors[i];
         const kopt_result result = kopt_check_array_(t->grad, t->grad_format, t->n);
         if (result != KOPT_OK) return result;
         if (kopt_overlap_(norm, sizeof *norm, t->grad, t->n * kopt_bytes_of_(t->grad_format)))
             return KOPT_ERROR_OVERLAP;
     }
+    kopt_enter_(&environment);
+    for (i = 0; i < part->count; i++) {
+        const kopt_tensor *t = &part->tensors[i];
+        kopt_range_of_part_(part, i, 0, &begin, &end);
+        if (begin < end)
+            kopt_norm_tool_(norm, (const kopt_byte_ *)t->grad + begin * kopt_bytes_of_(t->grad_format), t->grad_format,
+                            end - begin);
+    }
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
-    kopt_result result;
-    size_t i;
+    kopt_part_ part = {tensors, count, 0, 0};
     if (norm == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
-    result = kopt_check_grads_(norm, tensors, count);
-    for (i = 0; i < count && result == KOPT_OK; i++)
-        result = kopt_norm_add(norm, tensors[i].grad, tensors[i].grad_format, tensors[i].n);
-    return result;
+    if (count != 0) part.end = tensors[count - 1].n;
+    return kopt_norm_add_part_(norm, &part);
 }
 
 KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
                                                 size_t end) {
     kopt_part_ part;
-    kopt_result result = norm == NULL ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
-    size_t i;
-    if (result == KOPT_OK) result = kopt_check_grads_(norm, part.tensors, part.count);
-    for (i = 0; i < part.count && result == KOPT_OK; i++) {
-        const kopt_tensor *t = &part.tensors[i];
-        kopt_range_of_part_(&part, i, 0, &begin, &end);
-        if (begin < end) {
-            const kopt_byte_ *grad = (const kopt_byte_ *)t->grad + begin * kopt_bytes_of_(t->grad_format);
-            result = kopt_norm_add(norm, grad, t->grad_format, end - begin);
-        }
-    }
-    return result;
+    const kopt_result result = norm == NULL ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
+    return result != KOPT_OK ? result : kopt_norm_add_part_(norm, &part);
 }
 
-KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    return norm == NULL ? 0 : kopt_norm_root_(norm);
-}
+KOPT_API_ double kopt_norm_value(const kopt_norm *norm) { return norm == NULL ? 0 : kopt_norm_root_(norm); }
 
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const double zero = 0, one = 1, limit = max_norm;
-    const double huge = kopt_bits_to_f64_(((uint64_t)0x54B249ADu << 32) + 0x2594C37Du);      /* 1e100 */
     const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63)); /* |grad_scale| */
-    double value;
     kopt_environment_ environment;
-    if (norm == NULL || !kopt_less64_(zero, limit) || !kopt_within64_(limit, zero, limit)) return 1;
-    if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
+    double value;
+    if (norm == NULL || !kopt_less64_(0, max_norm) || !kopt_within64_(max_norm, 0, max_norm)) return 1;
+    if (norm->nonfinite != 0 || !kopt_within64_(scale, 0, KOPT_DOUBLE_(1e100, 0x54B249ADu, 0x2594C37Du))) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(limit, kopt_add64_(value, KOPT_1E_MINUS_6_));
+    value = kopt_div64_(max_norm, kopt_add64_(value, KOPT_1E_MINUS_6_));
     kopt_leave_(&environment);
-    return (kopt_less64_(value, one) ? value : one);
+    return kopt_less64_(value, 1) ? value : 1;
 }
 
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                           kopt_norm *norm) {
     kopt_layout_ layout;
-    kopt_result result = kopt_check_step_(&layout, step, t);
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *spans;
+    const kopt_result result = kopt_check_step_(&layout, step, t);
     if (result != KOPT_OK) return result;
     if (norm == NULL) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    spans = kopt_memory_ranges_(span, t, &layout);
-    for (a = span; a != spans; a++)
-        if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
+    if (kopt_overlaps_tensor_(norm, sizeof *norm, t, &layout, 0)) return KOPT_ERROR_OVERLAP;
     kopt_measure_(&layout, step, t, begin, end, norm);
     return KOPT_OK;
 }
 
 /* min(1, 1 / RMS), where RMS is the root of the mean square of n values; 1 if n is 0 or a value is not finite. */
 static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n) {
-    const double one = 1;
     double rms;
     if (n == 0 || norm->nonfinite != 0) return 1;
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_u64_to_f64_(n))));
-    return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(1, kopt_u64_to_f64_(n))));
+    return kopt_less64_(1, rms) ? kopt_to_float_(kopt_div64_(1, rms)) : 1;
 }
 
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     kopt_environment_ environment;
-    float scale = 1;
-    if (norm == NULL) return scale;
+    float scale;
+    if (norm == NULL) return 1;
     kopt_enter_(&environment);
     scale = kopt_stable_from_norm_(norm, n);
     kopt_leave_(&environment);
     return scale;
 }
 
-/* Sets *bits to the largest number of the format that is not above limit, as the bit pattern of that format.
-   KOPT_ERROR_RANGE if limit is negative or NaN. */
+/* Sets *bits to the largest number of the format that is not above limit, as its bits. KOPT_ERROR_RANGE if limit is
+   negative or NaN. */
 static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
-    const double largest = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x7F7FFFFFu)));
-    double bound = limit;
+    const double largest = 3.4028234663852886e38; /* of fp32 */
     kopt_environment_ environment;
-    if (!kopt_within64_(bound, 0, bound)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(limit, 0, limit)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
-    if (kopt_less64_(largest, bound)) bound = largest;
-    *bits = kopt_as_u32_(kopt_to_float_(bound)) & 0x7FFFFFFFu; /* a limit of -0 means 0 */
-    /* kopt_to_float_ rounds to nearest; the limit is rounded towards zero */
-    if (kopt_less64_(bound, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits;
+    if (kopt_less64_(largest, limit)) limit = largest;
+    *bits = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
+    if (kopt_less64_(limit, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits;
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
@@ -8516,31 +8491,23 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
 /* ---- loss scaling ---- */
 
 KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
-    kopt_scaler s;
-    s.scale = 65536;
-    s.minimum = 0;
-    s.growth = 2;
-    s.backoff = 0.5;
-    s.interval = 2000;
-    s.hysteresis = 1;
-    s.good = s.bad = 0;
-    s.steps_ = 0;
+    const kopt_scaler s = {65536, 0, 2, 0.5, 2000, 1, 0, 0, 0};
     return s;
 }
 
 static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
-    const uint32_t scale = s == NULL ? 0 : kopt_as_u32_(s->scale), minimum = s == NULL ? 0 : kopt_as_u32_(s->minimum);
     const double most = KOPT_DOUBLE_(1e30, 0x46293E59u, 0x39A08CEAu);
     const double least = KOPT_DOUBLE_(1e-30, 0x39B4484Bu, 0xFEEBC2A0u);
     if (s == NULL) return KOPT_ERROR_NULL;
-    if (scale < 0x00800000u || scale >= 0x7F800000u) return KOPT_ERROR_RANGE;
-    if (minimum >= 0x7F800000u && minimum != 0x80000000u) return KOPT_ERROR_RANGE; /* -0 is 0 */
+    if (kopt_as_u32_(s->scale) - 0x00800000u >= 0x7F000000u) return KOPT_ERROR_RANGE; /* not a positive normal float */
+    if (kopt_as_u32_(s->minimum) >= 0x7F800000u && kopt_as_u32_(s->minimum) != 0x80000000u) return KOPT_ERROR_RANGE;
     if (!kopt_within64_(s->growth, 1, most) || !kopt_less64_(1, s->growth)) return KOPT_ERROR_RANGE;
     if (!kopt_within64_(s->backoff, least, 1) || !kopt_less64_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
+    const double overflow = KOPT_DOUBLE_(3.4028235677973366e38, 0x47EFFFFFu, 0xF0000000u);
     const kopt_result result = kopt_check_scaler_(s);
     kopt_environment_ environment;
     double scale;
@@ -8551,18 +8518,16 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
         s->good = 0;
         if (s->bad != 0xFFFFFFFFu) s->bad++;
         if (s->bad >= s->hysteresis) {
-            const double smallest_normal = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x00800000u)));
             scale = kopt_mul64_(scale, s->backoff);
-            /* a scale below the smallest normal float is not stored: the old scale stays */
-            if (!kopt_less64_(scale, smallest_normal)) s->scale = kopt_to_float_(scale);
+            /* the old scale stays if the new one is below 2^-126 */
+            if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale);
             if (kopt_as_u32_(s->scale) < (kopt_as_u32_(s->minimum) & 0x7FFFFFFFu)) s->scale = s->minimum;
         }
     } else {
         s->bad = 0;
         if (++s->good >= s->interval) {
-            /* 2^128 - 2^103: from here on, rounding to float gives infinity; the old scale stays */
-            const double overflow = kopt_bits_to_f64_(((uint64_t)0x47EFFFFFu << 32) + 0xF0000000u);
             scale = kopt_mul64_(scale, s->growth);
+            /* ... or 2^128 - 2^103 or above, which rounds to infinity */
             if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
             s->good = 0;
         }
@@ -8571,22 +8536,19 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     return KOPT_OK;
 }
 
-/* Begins a step with a copy of opt: its grad_scale is divided by the loss scale, and its clip is the clip coefficient
-   of norm (1 if norm is NULL). opt does not change, whatever the result is. */
+/* Begins a step with a copy of opt: its grad_scale is divided by the loss scale, its clip is the clip coefficient of
+   norm (1 if norm is NULL). */
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
-    /* the largest finite double */
-    const double largest = kopt_bits_to_f64_(((uint64_t)0x7FEFFFFFu << 32) + 0xFFFFFFFFu);
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (!kopt_within64_(max_norm, 0, largest)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(max_norm, 0, max_norm)) return KOPT_ERROR_RANGE;
     scaled = *opt;
     kopt_enter_(&environment);
-    scaled.grad_scale = (
-        kopt_div64_(opt->grad_scale, kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
+    scaled.grad_scale = kopt_div64_(opt->grad_scale, kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale)));
     kopt_leave_(&environment);
     scaled.clip = norm == NULL ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
@@ -8647,7 +8609,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
     if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, &opt, 1);
     if (result == KOPT_OK) result = kopt_check_list_(step, tensors, count);
     if (result != KOPT_OK) return result;
-    kopt_copy_padded_((kopt_byte_ *)&norm, sizeof norm, NULL, 0); /* zeros */
+    memset(&norm, 0, sizeof norm);
     if (evaluates) closure->evaluate(closure->user, scaler->scale);
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != NULL && closure->reduce != NULL) closure->reduce(closure->user, &norm);
@@ -8670,14 +8632,13 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
 
 KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
     kopt_accumulator a;
+    memset(&a, 0, sizeof a);
     a.sum = sum;
     a.residual = residual;
     a.format = format;
     a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
     a.compensation_rounding = KOPT_STOCHASTIC;
     a.n = n;
-    a.count = a.step = a.id = 0;
-    a.seed = a.first_index = 0;
     a.made_ = KOPT_MADE_;
     return a;
 }
@@ -8740,14 +8701,13 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n) {
     kopt_compressor c;
+    memset(&c, 0, sizeof c);
     c.code = code;
     c.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_NEAREST;
     c.residual = residual;
     c.residual_format = KOPT_BF16;
     c.residual_rounding = KOPT_STOCHASTIC;
     c.n = n;
-    c.step = c.id = 0;
-    c.seed = c.first_index = 0;
     c.made_ = KOPT_MADE_;
     return c;
 }
@@ -9048,31 +9008,15 @@ static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
 
 KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                    size_t n) {
-    kopt_conversion_ c;
-    c.dst = (kopt_byte_ *)dst;
-    c.src = (const kopt_byte_ *)src;
-    c.dst_format = dst_format;
-    c.src_format = src_format;
-    c.n = n;
-    c.stochastic = 0;
-    c.seed = c.first = 0;
-    c.step = c.id = 0;
+    const kopt_conversion_ c = {(kopt_byte_ *)dst, (const kopt_byte_ *)src, dst_format, src_format, n, 0, 0, 0, 0, 0};
     return kopt_convert_run_(&c);
 }
 
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                               kopt_format src_format, size_t n, kopt_random_key key) {
-    kopt_conversion_ c;
-    c.dst = (kopt_byte_ *)dst;
-    c.src = (const kopt_byte_ *)src;
-    c.dst_format = dst_format;
-    c.src_format = src_format;
-    c.n = n;
-    c.stochastic = KOPT_RANDOM_CONVERT_;
-    c.seed = key.seed;
-    c.first = key.first_index;
-    c.step = key.step;
-    c.id = key.id;
+    const kopt_conversion_ c = {
+        (kopt_byte_ *)dst,    (const kopt_byte_ *)src, dst_format,      src_format, n,
+        KOPT_RANDOM_CONVERT_, key.seed,                key.first_index, key.step,   key.id};
     return kopt_convert_run_(&c);
 }
 
