@@ -6264,11 +6264,8 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 #ifdef KOPT_VECTOR_CODE_
 static void kopt_add_job_array_(kopt_job_array_ **next, kopt_byte_ **at, size_t bytes, int written) {
-    if (bytes == 0) return;
-    (*next)->at = at;
-    (*next)->bytes = bytes;
-    (*next)->written = written;
-    ++*next;
+    const kopt_job_array_ array = {at, bytes, written};
+    if (bytes != 0) *(*next)++ = array;
 }
 
 /* The arrays that a job of this kind has in memory. Returns the end of the list. */
@@ -6362,7 +6359,6 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
     }
 }
 
-/* All stages of a tile. */
 static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
     const kopt_step *const s = j->step;
@@ -6401,7 +6397,6 @@ static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile
     }
 }
 
-/* Moves a tile by n elements. */
 static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
     const kopt_job_array_ *a;
     for (a = t->arrays; a != t->arrays_end; a++) *a->at += n * a->bytes;
@@ -6478,14 +6473,12 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     }
 }
 
-/* The same with the buffers of the moments on the stack. */
 static KOPT_NOINLINE_ void kopt_step_buffered_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin,
                                                size_t end) {
     KOPT_ALIGN64_ float moment[4 * KOPT_TILE_];
     kopt_step_tiles_(stages, j, begin, end, moment);
 }
 
-/* Steps elements [begin, end) of any kind. */
 static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end) {
     if (j->moment_format == KOPT_Q8 && j->step->moment_count > 0)
         kopt_step_buffered_(stages, j, begin, end);
@@ -6571,8 +6564,6 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
 }
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
-
-/* Each checks its arguments before it writes anything. */
 
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
     return kopt_random_scalar_(key.seed, key.step, key.id, stream, key.first_index + i);
@@ -7175,7 +7166,6 @@ static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_b
     kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
 }
 
-/* Writes a slot from n fp32 values. */
 static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *values) {
     const kopt_byte_ *const in = (const kopt_byte_ *)values;
     kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
@@ -7310,16 +7300,14 @@ typedef struct kopt_crc_ {
 } kopt_crc_;
 
 static void kopt_crc_begin_(kopt_crc_ *crc) {
-    crc->value = 0xFFFFFFFFu;
 #ifdef KOPT_VECTORS16_
-    {
-        int k, x;
-        for (x = 0; x < 16; x++) crc->table[0][x] = kopt_crc_table_[x];
-        for (k = 1; k < 16; k++)
-            for (x = 0; x < 16; x++)
-                crc->table[k][x] = (crc->table[k - 1][x] >> 4) ^ kopt_crc_table_[crc->table[k - 1][x] & 15u];
-    }
+    int k, x;
+    memcpy(crc->table[0], kopt_crc_table_, sizeof kopt_crc_table_);
+    for (k = 1; k < 16; k++)
+        for (x = 0; x < 16; x++)
+            crc->table[k][x] = (crc->table[k - 1][x] >> 4) ^ kopt_crc_table_[crc->table[k - 1][x] & 15u];
 #endif
+    crc->value = 0xFFFFFFFFu;
 }
 
 static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
@@ -7371,9 +7359,8 @@ typedef struct kopt_array_ {
 enum { KOPT_ARRAYS_ = 9 }; /* of a state block, at most */
 
 static KOPT_FORCE_INLINE_ kopt_array_ *kopt_add_array_(kopt_array_ *to, kopt_byte_ *at, size_t n, size_t bytes) {
-    to->at = at;
-    to->n = n;
-    to->bytes = bytes;
+    const kopt_array_ array = {at, n, bytes};
+    *to = array;
     return bytes == 0 ? to : to + 1;
 }
 
@@ -8028,10 +8015,6 @@ static void kopt_walk_bytes_(kopt_stream_ *s, kopt_byte_ *p, size_t n) {
     s->offset += n;
 }
 
-static void kopt_is_wrong_(kopt_stream_ *s, kopt_result error) {
-    if (s->wrong == KOPT_OK) s->wrong = error;
-}
-
 /* Writes the numbers of an array, reads them and forgets them, or reads them into the array. */
 static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
     const int direct = s->walk == KOPT_LOADING_ || (s->walk == KOPT_SAVING_ && kopt_little_endian_());
@@ -8050,7 +8033,7 @@ static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
     }
     memset(zero, 0, 4);
     kopt_walk_bytes_(s, zero, kopt_round_up4_(a->n * a->bytes) - a->n * a->bytes);
-    if (kopt_load_le32_(zero) != 0) kopt_is_wrong_(s, KOPT_ERROR_STATE);
+    if (s->wrong == KOPT_OK && kopt_load_le32_(zero) != 0) s->wrong = KOPT_ERROR_STATE;
 }
 
 static int kopt_bytes_differ_(const kopt_byte_ *a, const kopt_byte_ *b, int begin, int end) {
@@ -8128,8 +8111,9 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
         kopt_make_saved_header_(expected, saves ? opt : loaded, t->id, t->n, t->first_index);
         kopt_walk_bytes_(s, saves ? expected : found, KOPT_HEADER_);
         if (!saves && s->result == KOPT_OK) {
-            kopt_is_wrong_(s, kopt_compare_headers_(found, expected));
-            if (kopt_bytes_differ_(found, expected, 0, KOPT_HEADER_)) kopt_is_wrong_(s, KOPT_ERROR_STATE);
+            if (s->wrong == KOPT_OK) s->wrong = kopt_compare_headers_(found, expected);
+            if (s->wrong == KOPT_OK && kopt_bytes_differ_(found, expected, 0, KOPT_HEADER_))
+                s->wrong = KOPT_ERROR_STATE;
         }
         end = kopt_state_arrays_(kopt_add_array_(array, (kopt_byte_ *)t->weight, t->n, l.weight_bytes), &l, t);
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
@@ -8149,7 +8133,6 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
 
 /* ---- checkpoints: save and load ---- */
 
-/* Bytes of a tensor in a checkpoint. */
 static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
     const uint64_t copies = l->rule == KOPT_RANGER ? 2 : 1; /* of weights and residuals */
     const uint64_t moment = kopt_round_up4_(l->n * l->moment_bytes);
@@ -8188,7 +8171,6 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
     return KOPT_OK;
 }
 
-/* Does a buffer overlap the memory of one of the tensors? */
 static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optimizer *opt, const kopt_tensor *tensors,
                                size_t count) {
     size_t i;
@@ -8318,14 +8300,6 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
     return KOPT_OK;
 }
 
-/* Runs a tool. */
-static void kopt_run_tool_(const kopt_tool_ *t) {
-    kopt_environment_ environment;
-    kopt_enter_(&environment);
-    KOPT_KERNEL_(tool)(t);
-    kopt_leave_(&environment);
-}
-
 /* ---- norm and clipping ---- */
 
 /* NULL is valid if n is 0. */
@@ -8337,13 +8311,8 @@ static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n
 
 /* Adds the squares of n values to norm. The caller has called kopt_enter_(). */
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
-    kopt_tool_ t;
+    const kopt_tool_ t = {KOPT_TOOL_NORM_, format, format, x, NULL, n, norm, 0, NULL, 0, 0};
     kopt_norm_carry_(norm);
-    t.kind = KOPT_TOOL_NORM_;
-    t.norm = norm;
-    t.src = x;
-    t.src_format = format;
-    t.n = n;
     KOPT_KERNEL_(tool)(&t);
 }
 
@@ -8476,15 +8445,14 @@ static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t 
 }
 
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
+    kopt_tool_ t = {KOPT_TOOL_CLIP_, format, format, NULL, (kopt_byte_ *)x, n, NULL, 0, NULL, 0, 0};
     kopt_result result = kopt_check_array_(x, format, n);
-    kopt_tool_ t;
+    kopt_environment_ environment;
     if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
-    if (result != KOPT_OK) return result;
-    t.kind = KOPT_TOOL_CLIP_;
-    t.dst = (kopt_byte_ *)x;
-    t.dst_format = format;
-    t.n = n;
-    if (n != 0) kopt_run_tool_(&t);
+    if (result != KOPT_OK || n == 0) return result;
+    kopt_enter_(&environment);
+    KOPT_KERNEL_(tool)(&t);
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
@@ -8697,8 +8665,6 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 
 /* ---- gradient compression ---- */
 
-/* Scalar code, in blocks of 256 elements. The kernel `convert` translates between fp32 and the other formats. */
-
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n) {
     kopt_compressor c;
     memset(&c, 0, sizeof c);
@@ -8720,6 +8686,8 @@ static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
                                : 2 * n;
 }
 
+static int kopt_code_has_scales_(kopt_format code) { return code == KOPT_Q8 || code == KOPT_SIGN; }
+
 static int kopt_code_valid_(kopt_format code) {
     return code == KOPT_SIGN || (code != KOPT_F32 && (unsigned)code <= (unsigned)KOPT_Q8);
 }
@@ -8728,7 +8696,6 @@ KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
     return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_bytes_(code, n) : 0;
 }
 
-/* Checks the arguments of kopt_compress(). */
 static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
                                           kopt_format grad_format) {
     kopt_result result;
@@ -8744,7 +8711,7 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
         residual_size = c->n * kopt_bytes_of_(c->residual_format);
     }
     if (c->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if ((c->code == KOPT_Q8 || c->code == KOPT_SIGN) && c->first_index % KOPT_BLOCK_ != 0) return KOPT_ERROR_BOUNDS;
+    if (kopt_code_has_scales_(c->code) && c->first_index % KOPT_BLOCK_ != 0) return KOPT_ERROR_BOUNDS;
     if (c->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     size = kopt_code_bytes_(c->code, c->n);
     grad_size = c->n * kopt_bytes_of_(grad_format);
@@ -8756,15 +8723,14 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-/* x, or the canonical NaN if x is any NaN. Compares bit patterns: with -Ofast a compiler assumes that no float is
-   NaN. */
+/* x, or the canonical NaN if x is any NaN. */
 KOPT_INLINE_ float kopt_canonical_nan_(float x) {
     const uint32_t u = kopt_as_u32_(x);
     return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
 
-/* Converts v->n elements. stream: 0 rounds to nearest; otherwise the rounding is stochastic with the random numbers of
-   this stream, and the caller has set v->seed, v->step, v->id and v->first. */
+/* Converts v->n elements. stream: 0 rounds to nearest; otherwise that of the random numbers of v->seed, step, id and
+   first. */
 static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format,
                                               const kopt_byte_ *from, kopt_format from_format, int stream) {
     v->dst = to;
@@ -8800,8 +8766,7 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int st
     return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f));
 }
 
-/* The residual x - y of x, whose code decodes to y; 0 if it is not finite or would overflow in the format of the
-   residual. */
+/* The residual x - y of x, whose code decodes to y; 0 if it is not finite in the format of the residual. */
 static KOPT_HOST_DEVICE_ float kopt_residual_of_(float x, float y, kopt_format format) {
     const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
     const uint32_t lost = kopt_as_u32_(kopt_sub_(x, y));
@@ -8845,17 +8810,14 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
 /* Decodes elements i .. i + n - 1 of the code at in to fp32 at y. They lie in one block, and i is a multiple of 8. */
 static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i,
                                                  size_t n) {
-    const size_t offset = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
+    const size_t offset = kopt_code_has_scales_(code) ? i % KOPT_BLOCK_ : 0;
     kopt_conversion_ v;
     size_t k;
     in += kopt_code_bytes_(code, i - offset);
     if (code == KOPT_SIGN) {
         const uint32_t scale = kopt_load_le32_(in);
-        const kopt_byte_ *const bits = in + 4 + offset / 8;
-        for (k = 0; k < n; k++) {
-            const uint32_t bit = (uint32_t)(bits[k / 8]) >> (k % 8);
-            kopt_store32_(y + 4 * k, scale ^ bit << 31);
-        }
+        in += 4 + offset / 8;
+        for (k = 0; k < n; k++) kopt_store32_(y + 4 * k, scale ^ (uint32_t)(in[k / 8] >> k % 8) << 31);
     } else if (code == KOPT_Q8) {
         kopt_byte_ scale[4];
         kopt_store32_(scale, kopt_load_le32_(in));
@@ -8866,13 +8828,12 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     }
 }
 
-/* kopt_compress() after the checks, block by block. c->step counts this gradient, too; in step 1 the old residual is
-   not read. x holds gradient + old residual, then the new residual. y holds up to KOPT_BLOCK_PART_ elements: first the
-   old residual, then the decoded values. */
+/* kopt_compress() after the checks, block by block. c->step counts this gradient; in step 1 the old residual is not
+   read. x: gradient + old residual, then the new residual. y: the old residual, then the decoded values. */
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
-    const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
+    const int stochastic = c->rounding == KOPT_STOCHASTIC;
     kopt_byte_ *const residual = (kopt_byte_ *)c->residual;
     kopt_conversion_ v;
     kopt_random_reader_ drawn;
@@ -8897,17 +8858,16 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         }
         v.n = n;
         for (k = 0; k < n; k++) x[k] = kopt_canonical_nan_(x[k]);
-        if (blocks)
+        if (kopt_code_has_scales_(c->code))
             kopt_compress_block_(block, c->code, x, n, stochastic ? &drawn : NULL);
         else
             kopt_convert_part_(&v, block, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == NULL) continue;
         for (offset = 0; offset < n; offset += KOPT_BLOCK_PART_) {
             const size_t part = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
-            const kopt_format format = c->residual_format;
-            float *const new_residual = x + offset;
             kopt_decompress_part_(ys, out, c->code, i + offset, part);
-            for (k = 0; k < part; k++) new_residual[k] = kopt_residual_of_(new_residual[k], y[k], format);
+            for (k = 0; k < part; k++)
+                x[offset + k] = kopt_residual_of_(x[offset + k], y[k], c->residual_format);
         }
         kopt_convert_part_(&v, block_residual, c->residual_format, xs, KOPT_F32,
                            c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
@@ -8960,8 +8920,8 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
 KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                   kopt_format format, size_t n, double scale) {
     const kopt_result result = kopt_check_array_(out, out_format, n);
+    kopt_tool_ t = {KOPT_TOOL_SUM_, format, out_format, NULL, (kopt_byte_ *)out, n, NULL, 0, shards, count, 0};
     kopt_environment_ environment;
-    kopt_tool_ t;
     size_t k;
     if (result != KOPT_OK) return result;
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
@@ -8972,21 +8932,14 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards, count * sizeof *shards)) return KOPT_ERROR_OVERLAP;
     for (k = 0; k < count; k++) {
         if (shards[k] == NULL) return KOPT_ERROR_NULL;
-        if (shards[k] == out && format == out_format) continue;
-        if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards[k], n * kopt_bytes_of_(format)))
+        if ((shards[k] != out || format != out_format) &&
+            kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards[k], n * kopt_bytes_of_(format)))
             return KOPT_ERROR_OVERLAP;
     }
     kopt_enter_(&environment);
     t.scale = kopt_to_float_(scale);
+    KOPT_KERNEL_(tool)(&t);
     kopt_leave_(&environment);
-    t.kind = KOPT_TOOL_SUM_;
-    t.dst = (kopt_byte_ *)out;
-    t.dst_format = out_format;
-    t.src_format = format;
-    t.shards = shards;
-    t.count = count;
-    t.n = n;
-    kopt_run_tool_(&t);
     return KOPT_OK;
 }
 
