@@ -6273,22 +6273,20 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
                                                              const kopt_kind_ *kind) {
     const size_t weight = kopt_bytes_of_(kind->weight);
     const size_t residual = kopt_bytes_of_residual_(kind->weight, kind->rounding);
-    const int commits = !(j->step->moments_only);
+    const int commits = !j->step->moments_only, sync = j->step->sync;
     int m;
     kopt_add_job_array_(&list, &j->weight, weight, commits);
     kopt_add_job_array_(&list, &j->residual, residual, commits);
     kopt_add_job_array_(&list, &j->grad, kopt_bytes_of_(kind->grad), j->step->zero_grad);
     for (m = 0; m < kind->moment_count && !kind->buffered; m++)
         kopt_add_job_array_(&list, &j->moment[m], kopt_bytes_of_(kind->moment), 1);
-    if (j->step->sync) {
-        kopt_add_job_array_(&list, &j->slow, weight, commits);
-        kopt_add_job_array_(&list, &j->slow_residual, residual, commits);
-    }
+    kopt_add_job_array_(&list, &j->slow, sync ? weight : 0, commits);
+    kopt_add_job_array_(&list, &j->slow_residual, sync ? residual : 0, commits);
     if (j->copy != NULL && commits) kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), 1);
     return list;
 }
 
-/* The direction stage in scalar code, of the pair at element i, or of what the tile has of it. */
+/* A stage in scalar code, of the pair at element i, or of what the tile has of it. */
 static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
     const int buffers = t->kind.buffered ? t->kind.moment_count : 0;
@@ -6306,7 +6304,6 @@ static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, si
         }
 }
 
-/* The same for the commit stage. */
 static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
                                KOPT_BYTES_(t->x + i), t->apart);
@@ -6417,10 +6414,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     int m, drawn = 0;
     kind.buffered = buffered;
     if (buffered || kind.moment_count == 0) kind.moment = KOPT_F32;
-    if (!stages->find(&kind, &t.direction, &t.commit)) {
-        stages = stages->other;
-        stages->find(&kind, &t.direction, &t.commit);
-    }
+    while (!stages->find(&kind, &t.direction, &t.commit)) stages = stages->other;
     pair = stages->pair;
     t.job = *whole;
     t.kind = kind;
@@ -7412,7 +7406,6 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
     if (opt->stable) opt->eps = KOPT_1E_MINUS_6_;
 }
 
-/* Do the options in a header exist? */
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
     return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_EXACT &&
            h[8] <= kopt_format_byte_(KOPT_Q8) && (h[9] & 7u) <= 4u && (h[9] >> 4 & 3u) <= KOPT_FULLY_DECOUPLED;
@@ -8003,7 +7996,6 @@ typedef struct kopt_stream_ {
 #endif
 } kopt_stream_;
 
-/* Writes n bytes at p, or reads them. */
 static void kopt_walk_bytes_(kopt_stream_ *s, kopt_byte_ *p, size_t n) {
     const kopt_file *const f = s->file;
     if (s->result != KOPT_OK || n == 0) return;
@@ -8061,8 +8053,10 @@ static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_opti
     kopt_store_le_(h + 172, (opt->maximize != 0) + (opt->zero_grad ? 2u : 0u) + (opt->moments_only ? 4u : 0u), 4);
 }
 
-/* Sets the fields of *opt that a load does not compare. */
-static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt_byte_ *h) {
+/* Is h the header that kopt_save() would write for the options that it holds? Sets those that a load does not compare
+   in *opt, which has the others already. The header has room for one at expected. */
+static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expected, kopt_optimizer *opt) {
+    kopt_result result;
     opt->lookahead = (int)kopt_load_le32_(h + 168);
     opt->seed = kopt_load_le64_(h + 32);
     opt->step = kopt_load_le32_(h + 40);
@@ -8072,13 +8066,6 @@ static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt
 #define KOPT_LOAD_NUMBER_(at, field) opt->field = kopt_bits_to_f64_(kopt_load_le64_(h + at));
     KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
 #undef KOPT_LOAD_NUMBER_
-}
-
-/* Is h the header that kopt_save() would write for the options that it holds? Sets those that a load does not compare
-   in *opt, which has the others already. The header has room for one at expected. */
-static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expected, kopt_optimizer *opt) {
-    kopt_result result;
-    kopt_restore_options_(opt, h);
     result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     kopt_make_save_header_(expected, opt, kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
@@ -8187,7 +8174,6 @@ KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *te
     return (size_t)bytes == bytes ? (size_t)bytes : 0;
 }
 
-/* A buffer as a kopt_file. */
 typedef struct kopt_memory_file_ {
     kopt_byte_ *to;
     const kopt_byte_ *from;
@@ -8482,23 +8468,19 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
     scale = kopt_bits_to_f64_(kopt_float_to_bits64_(s->scale));
-    if (found_inf) {
+    s->good = found_inf ? 0 : s->good + 1;
+    s->bad = !found_inf ? 0 : s->bad + (s->bad != 0xFFFFFFFFu);
+    if (found_inf && s->bad >= s->hysteresis) {
+        scale = kopt_mul64_(scale, s->backoff);
+        /* the old scale stays if the new one is below 2^-126 */
+        if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale);
+        if (kopt_as_u32_(s->scale) < (kopt_as_u32_(s->minimum) & 0x7FFFFFFFu)) s->scale = s->minimum;
+    }
+    if (!found_inf && s->good >= s->interval) {
+        scale = kopt_mul64_(scale, s->growth);
+        /* ... or 2^128 - 2^103 or above, which rounds to infinity */
+        if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
         s->good = 0;
-        if (s->bad != 0xFFFFFFFFu) s->bad++;
-        if (s->bad >= s->hysteresis) {
-            scale = kopt_mul64_(scale, s->backoff);
-            /* the old scale stays if the new one is below 2^-126 */
-            if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale);
-            if (kopt_as_u32_(s->scale) < (kopt_as_u32_(s->minimum) & 0x7FFFFFFFu)) s->scale = s->minimum;
-        }
-    } else {
-        s->bad = 0;
-        if (++s->good >= s->interval) {
-            scale = kopt_mul64_(scale, s->growth);
-            /* ... or 2^128 - 2^103 or above, which rounds to infinity */
-            if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
-            s->good = 0;
-        }
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -8619,8 +8601,8 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
-    if ((unsigned)a->rounding > (unsigned)KOPT_EXACT) return KOPT_ERROR_OPTION;
-    if ((unsigned)a->compensation_rounding > 1u) return KOPT_ERROR_OPTION;
+    if ((unsigned)a->rounding > (unsigned)KOPT_EXACT || (unsigned)a->compensation_rounding > 1u)
+        return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);
     residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
@@ -8641,8 +8623,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
     a->step++;
-    /* the first addition does not read the old sum */
-    if (a->count++ == 0 && a->n != 0) {
+    if (a->count++ == 0 && a->n != 0) { /* the first addition does not read the old sum */
         memset(a->sum, 0, a->n * kopt_bytes_of_(a->format));
         if (residual_bytes != 0) memset(a->residual, 0, a->n * residual_bytes);
     }
@@ -8710,8 +8691,8 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
         if (c->code == KOPT_SIGN && c->rounding == KOPT_STOCHASTIC) return KOPT_ERROR_OPTION;
         residual_size = c->n * kopt_bytes_of_(c->residual_format);
     }
-    if (c->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_code_has_scales_(c->code) && c->first_index % KOPT_BLOCK_ != 0) return KOPT_ERROR_BOUNDS;
+    if (c->first_index >> 63 != 0 || (kopt_code_has_scales_(c->code) && c->first_index % KOPT_BLOCK_ != 0))
+        return KOPT_ERROR_BOUNDS;
     if (c->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     size = kopt_code_bytes_(c->code, c->n);
     grad_size = c->n * kopt_bytes_of_(grad_format);
@@ -8729,8 +8710,7 @@ KOPT_INLINE_ float kopt_canonical_nan_(float x) {
     return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
 
-/* Converts v->n elements. stream: 0 rounds to nearest; otherwise that of the random numbers of v->seed, step, id and
-   first. */
+/* Converts v->n elements, rounded to nearest if stream is 0, otherwise stochastically. */
 static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format,
                                               const kopt_byte_ *from, kopt_format from_format, int stream) {
     v->dst = to;
@@ -8760,7 +8740,7 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t l
    The stochastic bit is unbiased (section 12). */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
-    if (scale == 0 || scale == 0x7FC00000u) return 0;
+    if (kopt_codes_are_zero_(scale)) return 0;
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
     return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f));
@@ -8778,8 +8758,7 @@ KOPT_INLINE_ float kopt_add_scaled_(float sum, float y, float scale) {
     return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
-/* Encodes one block of n <= 256 elements: 4 bytes of scale, then the codes. KOPT_Q8 and KOPT_SIGN only. drawn: the
-   random numbers; NULL rounds to nearest. */
+/* Encodes one block of KOPT_Q8 or KOPT_SIGN: 4 bytes of scale, then the codes. drawn: NULL rounds to nearest. */
 static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format code, const float *x, size_t n,
                                                 kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
@@ -8797,13 +8776,10 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
         return;
     }
     for (i = 0; i < n; i++) { /* KOPT_SIGN */
-        const uint32_t minus =
-            kopt_sign_bit_(x[i], scale, drawn != NULL, drawn == NULL ? 0 : kopt_next_random16_(drawn, i));
-        bits |= minus << (i % 8);
-        if (i % 8 == 7 || i == n - 1) {
-            out[4 + i / 8] = (kopt_byte_)bits;
-            bits = 0;
-        }
+        const uint32_t r = drawn == NULL ? 0 : kopt_next_random16_(drawn, i);
+        if (i % 8 == 0) bits = 0;
+        bits |= kopt_sign_bit_(x[i], scale, drawn != NULL, r) << i % 8;
+        if (i % 8 == 7 || i == n - 1) out[4 + i / 8] = (kopt_byte_)bits;
     }
 }
 
@@ -8835,15 +8811,12 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
     const int stochastic = c->rounding == KOPT_STOCHASTIC;
     kopt_byte_ *const residual = (kopt_byte_ *)c->residual;
-    kopt_conversion_ v;
+    kopt_conversion_ v = {NULL, NULL, KOPT_F32, KOPT_F32, 0, 0, c->seed, 0, c->step, c->id};
     kopt_random_reader_ drawn;
     float x[KOPT_BLOCK_], y[KOPT_BLOCK_PART_];
     kopt_byte_ *const xs = (kopt_byte_ *)x, *const ys = (kopt_byte_ *)y;
     size_t i, n, offset, k;
     kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
-    v.seed = c->seed;
-    v.step = c->step;
-    v.id = c->id;
     for (i = 0; i < c->n; i += n) {
         kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
         kopt_byte_ *const block_residual = residual == NULL ? NULL : residual + i * residual_size;
@@ -8866,8 +8839,7 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         for (offset = 0; offset < n; offset += KOPT_BLOCK_PART_) {
             const size_t part = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
             kopt_decompress_part_(ys, out, c->code, i + offset, part);
-            for (k = 0; k < part; k++)
-                x[offset + k] = kopt_residual_of_(x[offset + k], y[k], c->residual_format);
+            for (k = 0; k < part; k++) x[offset + k] = kopt_residual_of_(x[offset + k], y[k], c->residual_format);
         }
         kopt_convert_part_(&v, block_residual, c->residual_format, xs, KOPT_F32,
                            c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
