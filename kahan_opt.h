@@ -5904,9 +5904,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 
 /* ---- DISPATCH ---------------------------------------------------------------------------------------------------- */
 
-/* The kernels of one ISA. The function pointers are NULL if this build lacks the ISA. */
+/* The kernels of one instruction set; NULL if this build lacks it. */
 typedef struct kopt_kernels_ {
-    const char *name;
     void (*step)(const kopt_job_ *);
     void (*convert)(const kopt_conversion_ *);
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
@@ -5914,149 +5913,127 @@ typedef struct kopt_kernels_ {
     void (*tool)(const kopt_tool_ *);
 #ifdef KAHAN_OPT_VMATH
     void (*vmath)(const kopt_vmath_job_ *);
-#endif
-} kopt_kernels_;
-
-#ifdef KAHAN_OPT_VMATH
 #define KOPT_AND_VMATH_(kernel) , kernel
 #else
 #define KOPT_AND_VMATH_(kernel)
 #endif
-/* tools: the ISA whose last three kernels this ISA uses (TOOLS_ISA_ of its vocabulary). */
-#define KOPT_KERNELS_(isa, tools)                                                                             \
-    {                                                                                                         \
-#isa, kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
-            kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)                                         \
+} kopt_kernels_;
+
+/* tools: the ISA whose all_finite, measure and tool this ISA uses (TOOLS_ISA_ of its vocabulary). */
+#define KOPT_KERNELS_(isa, tools)                                                                       \
+    {                                                                                                   \
+        kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
+            kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)                                   \
     }
-#define KOPT_NO_KERNELS_(isa) \
-    { #isa, NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
-#ifndef KOPT_X86_
-#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_NO_KERNELS_(avx512)
-#elif defined(KOPT_SSE2_) && defined(KOPT_AVX2_)
-#define KOPT_X86_KERNELS_ KOPT_KERNELS_(sse2, scalar), KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2)
-#elif defined(KOPT_AVX2_)
-#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2)
+#define KOPT_NO_KERNELS_ \
+    { NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
+static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
+    KOPT_KERNELS_(scalar, scalar),
+#ifdef KOPT_SSE2_
+    KOPT_KERNELS_(sse2, scalar),
 #else
-#define KOPT_X86_KERNELS_ KOPT_NO_KERNELS_(sse2), KOPT_NO_KERNELS_(avx2), KOPT_KERNELS_(avx512, avx512)
+    KOPT_NO_KERNELS_,
+#endif
+#ifdef KOPT_AVX2_
+    KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2),
+#elif defined(KOPT_X86_)
+    KOPT_NO_KERNELS_, KOPT_KERNELS_(avx512, avx512),
+#else
+    KOPT_NO_KERNELS_, KOPT_NO_KERNELS_,
 #endif
 #ifdef KOPT_NEON_
-#define KOPT_NEON_KERNELS_ KOPT_KERNELS_(neon, neon)
-#else
-#define KOPT_NEON_KERNELS_ KOPT_NO_KERNELS_(neon)
+    KOPT_KERNELS_(neon, neon),
+#elif defined(KOPT_SIMD128_)
+    KOPT_NO_KERNELS_, KOPT_KERNELS_(simd128, simd128),
 #endif
-#ifdef KOPT_SIMD128_
-#define KOPT_SIMD128_KERNELS_ KOPT_KERNELS_(simd128, simd128)
-#else
-#define KOPT_SIMD128_KERNELS_ KOPT_NO_KERNELS_(simd128)
-#endif
-static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {KOPT_KERNELS_(scalar, scalar), KOPT_X86_KERNELS_,
-                                                          KOPT_NEON_KERNELS_, KOPT_SIMD128_KERNELS_};
+};
 
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_KERNEL_(name) (kopt_table_[kopt_isa_current()].name)
-#else /* one ISA: direct calls, so that the linker can drop kernels that nothing calls */
+#else /* direct calls, so that the linker can drop kernels */
 #define KOPT_KERNEL_(name) kopt_##name##_scalar_
 #endif
 
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
-    switch ((int)result) {
-    case KOPT_OK: return "success";
-    case KOPT_ERROR_NULL: return "a required pointer is NULL";
-    case KOPT_ERROR_OPTION:
-        return "an option has a value that does not exist, does not apply or is not in this build: "
-               "kopt_option_string() names the field";
-    case KOPT_ERROR_RANGE: return "a number is out of range or NaN: kopt_option_string() names a hyper-parameter";
-    case KOPT_ERROR_BOUNDS: return "the range of elements is not inside the tensor, or the tensor is too large";
-    case KOPT_ERROR_SIZE: return "a state block or a buffer is too small, or a checkpoint was cut off";
-    case KOPT_ERROR_STATE:
-        return "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or "
-               "contradicting itself";
-    case KOPT_ERROR_MISMATCH:
-        return "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
-               "kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
-               "several)";
-    case KOPT_ERROR_CHECKSUM: return "the state block or checkpoint is damaged: its checksum is wrong";
-    case KOPT_ERROR_OVERLAP: return "two of the buffers overlap";
-    case KOPT_ERROR_STEP:
-        return "the step was not begun, all 2^32 - 1 steps are used up, or StableAdamW has not measured the tensor";
-    case KOPT_ERROR_ISA: return "this instruction set, or a GPU, is not in this build or not on this machine";
-    case KOPT_ERROR_DEVICE: return "a CUDA call failed: cudaPeekAtLastError() says why";
-    case KOPT_ERROR_UNINITIALIZED:
-        return "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one";
-    case KOPT_ERROR_ID:
-        return "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()";
-    case KOPT_ERROR_CAPTURE:
-        return "the stream is being captured: call this function before the capture, or the graph would repeat it";
-    case KOPT_ERROR_FILE: return "reading or writing a checkpoint failed: the file may be too short, or the disk full";
-    default: return "unknown result";
-    }
+    static const char *const sentences[] = {
+        "success",
+        "a required pointer is NULL",
+        "an option has a value that does not exist, does not apply or is not in this build: kopt_option_string() names "
+        "the field",
+        "a number is out of range or NaN: kopt_option_string() names a hyper-parameter",
+        "the range of elements is not inside the tensor, or the tensor is too large",
+        "a state block or a buffer is too small, or a checkpoint was cut off",
+        "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or contradicting "
+        "itself",
+        "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
+        "kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
+        "several)",
+        "the state block or checkpoint is damaged: its checksum is wrong",
+        "two of the buffers overlap",
+        "the step was not begun, all 2^32 - 1 steps are used up, or StableAdamW has not measured the tensor",
+        "this instruction set, or a GPU, is not in this build or not on this machine",
+        "a CUDA call failed: cudaPeekAtLastError() says why",
+        "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one",
+        "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()",
+        "the stream is being captured: call this function before the capture, or the graph would repeat it",
+        "reading or writing a checkpoint failed: the file may be too short, or the disk full"};
+    return (unsigned)result <= (unsigned)KOPT_ERROR_FILE ? sentences[result] : "unknown result";
 }
 
 KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
 
 #ifdef KOPT_X86_
-/* out: eax, ebx, ecx and edx of cpuid for this leaf, with ecx = 0. */
-static void kopt_cpuid_(uint32_t leaf, uint32_t out[4]) {
+/* r: eax, ebx, ecx and edx of cpuid for this leaf, with ecx = 0. */
+static void kopt_cpuid_(uint32_t leaf, uint32_t r[4]) {
 #ifndef KOPT_GNU_
-    int r[4];
-    __cpuidex(r, (int)leaf, 0);
-    out[0] = (uint32_t)r[0];
-    out[1] = (uint32_t)r[1];
-    out[2] = (uint32_t)r[2];
-    out[3] = (uint32_t)r[3];
+    __cpuidex((int *)r, (int)leaf, 0);
 #elif defined(__i386__) /* ebx must survive: it may hold the address of the global offset table */
     __asm__("xchgl %%ebx, %1\n\tcpuid\n\txchgl %%ebx, %1"
-            : "=a"(out[0]), "=&r"(out[1]), "=c"(out[2]), "=d"(out[3])
+            : "=a"(r[0]), "=&r"(r[1]), "=c"(r[2]), "=d"(r[3])
             : "0"(leaf), "2"(0));
 #else
-    __asm__("cpuid" : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3]) : "0"(leaf), "2"(0));
+    __asm__("cpuid" : "=a"(r[0]), "=b"(r[1]), "=c"(r[2]), "=d"(r[3]) : "0"(leaf), "2"(0));
 #endif
 }
 #endif
 
 KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
-    if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT) return 0;
-    if (kopt_table_[isa].step == NULL) return 0;
+    if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT || kopt_table_[isa].step == NULL) return 0;
 #ifdef KOPT_X86_
     if (isa != KOPT_ISA_SCALAR) {
-        uint32_t r[4], max, features, saved = 0;
+        uint32_t r[4], max, saved; /* saved: XCR0, the registers that the operating system saves */
         kopt_cpuid_(0, r);
         max = r[0];
         kopt_cpuid_(1, r);
-        if ((r[3] >> 26 & 1u) == 0) return 0; /* SSE2 */
-        if (isa == KOPT_ISA_SSE2) return 1;
-        features = r[2];
-        if ((features >> 27 & 1u) == 0 || (features >> 28 & 1u) == 0 || (features >> 29 & 1u) == 0 || max < 7) return 0;
-#ifndef KOPT_GNU_ /* The CPU has OSXSAVE, AVX and F16C. XCR0 says which registers the operating system saves */
+        if (isa == KOPT_ISA_SSE2 || (r[3] >> 26 & 1u) == 0) return (int)(r[3] >> 26 & 1u);
+        if ((r[2] & 0x38000000u) != 0x38000000u || max < 7) return 0; /* OSXSAVE, AVX, F16C */
+#ifndef KOPT_GNU_
         saved = (uint32_t)(_xgetbv(0) & 0xFFFFFFFFu);
 #else
-        {
-            uint32_t high;
-            __asm__ __volatile__(".byte 0x0F, 0x01, 0xD0" : "=a"(saved), "=d"(high) : "c"(0)); /* xgetbv */
-        }
+        __asm__ __volatile__(".byte 0x0F, 0x01, 0xD0" : "=a"(saved), "=d"(max) : "c"(0)); /* xgetbv */
 #endif
         kopt_cpuid_(7, r);
         if ((saved & 0x06u) != 0x06u || (r[1] >> 5 & 1u) == 0) return 0; /* XMM and YMM; AVX2 */
-        if (isa == KOPT_ISA_AVX2) return 1;
-        return (saved & 0xE6u) == 0xE6u && (r[1] & 0xC0030000u) == 0xC0030000u; /* ZMM, masks; VL BW DQ F */
+        if (isa == KOPT_ISA_AVX512) /* ZMM, masks; VL BW DQ F */
+            return (saved & 0xE6u) == 0xE6u && (r[1] & 0xC0030000u) == 0xC0030000u;
     }
 #endif
     return 1;
 }
 
-/* The cached choice: 0 = none yet, else the ISA + 1. Several threads may choose at the same time: all store the same
-   value. */
-#ifndef KOPT_VECTOR_CODE_ /* one ISA: no cache, and no atomics, which small cores lack */
+/* The ISA that calls use, + 1; 0: not chosen yet. Threads that choose at the same time store the same value. */
+#ifndef KOPT_VECTOR_CODE_ /* no atomics, which small cores lack */
 #define KOPT_GET_CHOSEN_() 1
 #define KOPT_SET_CHOSEN_(x) ((void)(x))
-#elif defined(KOPT_GNU_)
+#else
 static int kopt_chosen_;
+#ifdef KOPT_GNU_
 #define KOPT_GET_CHOSEN_() __atomic_load_n(&kopt_chosen_, __ATOMIC_RELAXED)
 #define KOPT_SET_CHOSEN_(x) __atomic_store_n(&kopt_chosen_, x, __ATOMIC_RELAXED)
 #else
-static int kopt_chosen_;
-#define KOPT_GET_CHOSEN_() (*((volatile int *)(&kopt_chosen_)))
-#define KOPT_SET_CHOSEN_(x) (*((volatile int *)(&kopt_chosen_)) = (x))
+#define KOPT_GET_CHOSEN_() (*(volatile int *)&kopt_chosen_)
+#define KOPT_SET_CHOSEN_(x) (*(volatile int *)&kopt_chosen_ = (x))
+#endif
 #endif
 
 KOPT_API_ kopt_isa kopt_isa_current(void) {
@@ -6070,28 +6047,26 @@ KOPT_API_ kopt_isa kopt_isa_current(void) {
 }
 
 KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa) {
-    if (isa == KOPT_ISA_COUNT) {
-        KOPT_SET_CHOSEN_(0);
-    } else {
-        if (!kopt_isa_usable(isa)) return KOPT_ERROR_ISA;
-        KOPT_SET_CHOSEN_((int)isa + 1);
-    }
+    if (isa != KOPT_ISA_COUNT && !kopt_isa_usable(isa)) return KOPT_ERROR_ISA;
+    KOPT_SET_CHOSEN_(isa == KOPT_ISA_COUNT ? 0 : (int)isa + 1);
     return KOPT_OK;
 }
 
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
-    return (unsigned)isa < (unsigned)KOPT_ISA_COUNT ? kopt_table_[isa].name : "unknown";
+    static const char *const names[KOPT_ISA_COUNT] = {"scalar", "sse2", "avx2", "avx512", "neon", "simd128"};
+    return (unsigned)isa < (unsigned)KOPT_ISA_COUNT ? names[isa] : "unknown";
 }
 
 /* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
 
 /* kopt_enter_() saves the caller's floating-point environment and sets the IEEE default: round to nearest even, gradual
-   underflow, no traps. kopt_leave_() restores the caller's. Exception flags that are raised in between stay raised
-   where that costs nothing. */
+   underflow, no traps. kopt_leave_() restores it. Exception flags raised in between stay raised where that costs
+   nothing. Both keep loads and stores of the caller between them: compilers analyse functions that they do not inline,
+   too. */
 typedef struct kopt_environment_ {
     uint32_t control; /* MXCSR, FPCR, FPSCR, ... */
     uint16_t x87;
-    double power; /* PowerPC reads its FPSCR into a floating-point register */
+    double power; /* PowerPC's FPSCR */
 } kopt_environment_;
 
 #if (defined(KOPT_GNU_) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
@@ -6117,14 +6092,6 @@ typedef struct kopt_environment_ {
 #endif
 #endif
 
-/* Keeps loads after kopt_enter_() and stores before kopt_leave_(). It is not enough that these two functions are not
-   inlined, because compilers analyse the functions that they do not inline, too. */
-#ifdef KOPT_GNU_
-#define KOPT_FENCE_() __asm__ __volatile__("" : : : "memory")
-#else
-#define KOPT_FENCE_() ((void)0)
-#endif
-
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if defined(KOPT_X86_) && !defined(KOPT_GNU_)
     e->control = _mm_getcsr();
@@ -6147,8 +6114,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
     e->control = (uint32_t)old;
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-/* Both masks keep the condition flags and the exception flags. On M profile the mask keeps LTPSIZE, too: without it,
-   low-overhead loops of a Cortex-M55 fault. */
+/* Both masks keep the condition and exception flags; that of M profile also LTPSIZE, without which low-overhead loops
+   of a Cortex-M55 fault. */
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
 #else
@@ -6167,11 +6134,15 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #else
     (void)e;
 #endif
-    KOPT_FENCE_();
+#ifdef KOPT_GNU_
+    __asm__ __volatile__("" : : : "memory");
+#endif
 }
 
 static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
-    KOPT_FENCE_();
+#ifdef KOPT_GNU_
+    __asm__ __volatile__("" : : : "memory");
+#endif
 #if defined(KOPT_X86_) && !defined(KOPT_GNU_)
     _mm_setcsr(e->control);
 #elif defined(KOPT_USES_X87_)
@@ -6196,17 +6167,13 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* ---- TILES ------------------------------------------------------------------------------------------------------- */
 
-/* The loop over tiles takes every kind of step. It runs one stage for the whole tile, then the next stage: the stages
-   of an instruction set (kopt_stages_), in which rule, format and rounding are constants as far as possible. They step
-   whole pairs of vectors. The elements behind the last whole pair, the tail, are stepped in copies. */
+/* The loop over tiles takes every kind of step. It runs one stage of an instruction set (kopt_stages_) for the whole
+   tile, then the next. Stages step whole pairs of vectors; the tail behind the last whole pair is stepped in copies. */
 
 #ifdef KOPT_VECTOR_CODE_
 static void kopt_add_job_array_(kopt_job_array_ **next, kopt_byte_ **at, size_t bytes, int written) {
-    if (bytes == 0) return;
-    (*next)->at = at;
-    (*next)->bytes = bytes;
-    (*next)->written = written;
-    ++*next;
+    const kopt_job_array_ array = {at, bytes, written};
+    if (bytes != 0) *(*next)++ = array;
 }
 
 /* The arrays that a job of this kind has in memory. Returns the end of the list. */
@@ -6214,48 +6181,43 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
                                                              const kopt_kind_ *kind) {
     const size_t weight = kopt_bytes_of_(kind->weight);
     const size_t residual = kopt_bytes_of_residual_(kind->weight, kind->rounding);
-    const int commits = !(j->step->moments_only);
+    const int commits = !j->step->moments_only, sync = j->step->sync;
     int m;
     kopt_add_job_array_(&list, &j->weight, weight, commits);
     kopt_add_job_array_(&list, &j->residual, residual, commits);
     kopt_add_job_array_(&list, &j->grad, kopt_bytes_of_(kind->grad), j->step->zero_grad);
     for (m = 0; m < kind->moment_count && !kind->buffered; m++)
         kopt_add_job_array_(&list, &j->moment[m], kopt_bytes_of_(kind->moment), 1);
-    if (j->step->sync) {
-        kopt_add_job_array_(&list, &j->slow, weight, commits);
-        kopt_add_job_array_(&list, &j->slow_residual, residual, commits);
-    }
+    kopt_add_job_array_(&list, &j->slow, sync ? weight : 0, commits);
+    kopt_add_job_array_(&list, &j->slow_residual, sync ? residual : 0, commits);
     if (j->copy != NULL && commits) kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), 1);
     return list;
 }
 
-/* The first stage in scalar code, of the pair at element i, or of what the tile has of it. */
+/* A stage in scalar code, of the pair at element i, or of what the tile has of it. */
 static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
-    kopt_job_ job;
+    const int buffers = t->kind.buffered ? t->kind.moment_count : 0;
+    kopt_job_ job = t->job;
     size_t q;
     int m;
-    job = t->job;
-    for (m = 0; m < 4; m++) /* a constant count: for `m < t->kind.moment_count` compilers call memcpy */
-        if (t->kind.buffered) job.moment[m] = KOPT_BYTES_(t->moment[m]);
+    for (m = 0; m < buffers; m++) job.moment[m] = KOPT_BYTES_(t->moment[m]);
     job.buffered = t->kind.buffered;
     for (q = 0; q < pair; q++) t->x[i + q] = 1; /* the values behind the end of a tail */
     kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
-    for (m = 0; t->kind.buffered && m < t->kind.moment_count; m++)
+    for (m = 0; m < buffers; m++)
         for (q = i; q < i + n; q++) {
             const uint32_t magnitude = kopt_load32_(job.moment[m] + 4 * q) & 0x7FFFFFFFu;
             if (magnitude > t->largest[m]) t->largest[m] = magnitude;
         }
 }
 
-/* The same for the second stage. */
 static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
                                KOPT_BYTES_(t->x + i), t->apart);
 }
 
-/* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: what was stored before the step.
-   size and residual_size: bytes per element. */
+/* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: before the step. */
 static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const kopt_byte_ *old_residual, size_t size,
                         size_t residual_size) {
     const kopt_job_ *const j = &t->job;
@@ -6274,8 +6236,8 @@ static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const
     j->counts->stuck += counts.stuck;
 }
 
-/* Second stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x by
-   the update itself and then runs the ordinary commit with rate 1 and decay 0. */
+/* The commit stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x
+   by the update, then runs the ordinary commit with rate 1 and decay 0. */
 static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt_tile_ *t) {
     kopt_job_ *const j = &t->job;
     const size_t n = j->end, size = kopt_bytes_of_(t->kind.weight);
@@ -6296,13 +6258,12 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
         j->weight_decay = weight_decay;
     }
     if (j->counts != NULL) kopt_tally_(t, old_weight, old_residual, size, residual_size);
-    if (j->step->sync && !moments_only) { /* the slow weights: the new weights */
+    if (j->step->sync && !moments_only) {
         memcpy(j->slow, j->weight, n * size);
         if (residual_size != 0) memcpy(j->slow_residual, j->residual, n * residual_size);
     }
 }
 
-/* All stages of a tile. */
 static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
     const kopt_step *const s = j->step;
@@ -6315,20 +6276,14 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     else if (!moments_only)
         t->commit(t);
     if (j->copy != NULL && !moments_only) {
-        kopt_conversion_ copy;
-        copy.dst = j->copy;
-        copy.src = j->weight;
-        copy.dst_format = j->copy_format;
-        copy.src_format = t->kind.weight;
-        copy.n = j->end;
-        copy.stochastic = 0;
+        const kopt_conversion_ copy = {j->copy, j->weight, j->copy_format, t->kind.weight, j->end, 0, 0, 0, 0, 0};
         (stages->convert)(&copy);
     }
     if (s->zero_grad) memset(j->grad, 0, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
-/* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffered
-   moments are not copied: a buffer has room for whole pairs. */
+/* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffers have
+   room for whole pairs. */
 static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const size_t n = t->job.end;
     kopt_byte_ copies[KOPT_JOB_ARRAYS_][4 * KOPT_LARGEST_PAIR_], (*copy)[4 * KOPT_LARGEST_PAIR_] = copies;
@@ -6347,17 +6302,15 @@ static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile
     }
 }
 
-/* Moves a tile by n elements. */
 static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
     const kopt_job_array_ *a;
     for (a = t->arrays; a != t->arrays_end; a++) *a->at += n * a->bytes;
     t->job.first += n;
 }
 
-/* Steps elements [begin, end), tile by tile. moment: the buffers of all moments, one behind the other, or NULL if the
-   moments are stepped in memory. With 8-bit moments a tile is a block, because its scale needs all of its elements (so
-   begin has to be the first element of a block). Otherwise a tile ends where the global index is a multiple of the tile
-   size, because the groups of random numbers are counted by global index, too. */
+/* Steps elements [begin, end), tile by tile. moment: the buffers of all 8-bit moments, one behind the other; otherwise
+   NULL. With 8-bit moments a tile is a block, whose scale needs all of its elements (begin is the first of a block).
+   Otherwise a tile ends where the global index is a multiple of its size, as groups of random numbers do. */
 static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const kopt_job_ *whole, size_t begin,
                                             size_t end, float *moment) {
     const kopt_step *s = whole->step;
@@ -6369,10 +6322,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     int m, drawn = 0;
     kind.buffered = buffered;
     if (buffered || kind.moment_count == 0) kind.moment = KOPT_F32;
-    if (!stages->find(&kind, &t.direction, &t.commit)) {
-        stages = stages->other;
-        stages->find(&kind, &t.direction, &t.commit);
-    }
+    while (!stages->find(&kind, &t.direction, &t.commit)) stages = stages->other;
     pair = stages->pair;
     t.job = *whole;
     t.kind = kind;
@@ -6425,33 +6375,28 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     }
 }
 
-/* The same with the buffers of the moments on the stack. */
 static KOPT_NOINLINE_ void kopt_step_buffered_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin,
                                                size_t end) {
     KOPT_ALIGN64_ float moment[4 * KOPT_TILE_];
     kopt_step_tiles_(stages, j, begin, end, moment);
 }
 
-/* Steps elements [begin, end) of any kind. */
 static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end) {
-    const kopt_kind_ kind = kopt_kind_of_(j, 0);
-    const int buffered = kind.moment == KOPT_Q8 && kind.moment_count > 0;
-    if (!buffered && end - begin < 4)
-        kopt_walk_scalar_(j, begin, end);
-    else if (!buffered)
-        kopt_step_tiles_(stages, j, begin, end, NULL);
-    else
+    if (j->moment_format == KOPT_Q8 && j->step->moment_count > 0)
         kopt_step_buffered_(stages, j, begin, end);
+    else if (end - begin < 4)
+        kopt_walk_scalar_(j, begin, end);
+    else
+        kopt_step_tiles_(stages, j, begin, end, NULL);
 }
 #endif
 
 /* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
 
-/* The 8-bit codes of section 6b. Each function takes one block, or one part of it. */
+/* The 8-bit codes of section 6b. Each function takes one block, or a part of it. */
 
 #define KOPT_BLOCK_ ((size_t)256) /* elements that share a scale */
-/* Sizes of arrays on the stack: KOPT_BLOCK_PART_ elements for code that does not need a whole block at once,
-   KOPT_RATIOS_ for the ratios of StableAdamW. */
+/* Elements of arrays on the stack that need not hold a whole block, and of the ratios of StableAdamW. */
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_BLOCK_PART_ KOPT_BLOCK_
 #define KOPT_RATIOS_ ((size_t)384)
@@ -6460,29 +6405,26 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 #define KOPT_RATIOS_ KOPT_BLOCK_PART_
 #endif
 
-/* The number that an 8-bit code stands for; the root of a mean of squares if square is 1. */
+/* The number of an 8-bit code; square: the root of a mean of squares. */
 static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale, int square) {
     float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square);
     KOPT_OPAQUE_FLOAT_(y); /* otherwise -Ofast turns 0 * scale into 0, even if scale is NaN */
     return kopt_mul_scalar_(y, scale);
 }
 
-/* Decodes n codes of one block to fp32, at x (any alignment). scale: the 4 bytes of the block's scale; square: the
-   results are roots of means of squares. */
+/* Decodes n codes of one block to fp32 at x (any alignment). scale: 4 bytes. */
 static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     const float factor = kopt_as_f32_(kopt_load32_(scale));
     size_t i;
     for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_decode_number_(code[i], factor, square)));
 }
 
-/* Generates 16-bit random numbers for consecutive elements: number `store` of each element (KOPT_RANDOM_STORE).
-   kopt_begin_random_reader_() sets store to 0. The caller sets first, the global index of element 0, and may set
-   store. */
+/* The 16-bit random numbers of consecutive elements. */
 typedef struct kopt_random_reader_ {
     kopt_philox_key_ cipher;
-    kopt_vu32_scalar_ words[4];
-    uint64_t first;
-    uint32_t store;
+    kopt_vu32_scalar_ words[4]; /* of the current Philox block */
+    uint64_t first;             /* global index of element 0: set by the caller */
+    uint32_t store;             /* k of KOPT_RANDOM_STORE; 0 at first */
 } kopt_random_reader_;
 
 static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uint32_t step, uint32_t id,
@@ -6491,15 +6433,13 @@ static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uin
     d->store = 0;
 }
 
-/* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap: d keeps the words of the current
-   Philox block. */
+/* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap. */
 static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, size_t i) {
-    const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, (d->first + i), i == 0);
+    const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, d->first + i, i == 0);
     return KOPT_RANDOM_STORE(r, d->store);
 }
 
-/* Encodes the n fp32 numbers of one block at x. scale: the block's scale, from kopt_scale_q8_(); square: the numbers
-   are roots of means of squares; drawn: the random numbers of stochastic rounding, or NULL to round to nearest. */
+/* Encodes n fp32 numbers of one block. scale: from kopt_scale_q8_(); drawn: NULL rounds to nearest. */
 static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
                          kopt_random_reader_ *drawn) {
     const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
@@ -6507,11 +6447,11 @@ static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, 
     for (i = 0; i < n; i++) {
         const uint32_t r = drawn == NULL ? 0x8000u : kopt_next_random16_(drawn, i);
         const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
-        code[i] = kopt_codes_are_zero_(scale) ? 0 : (kopt_byte_)(kopt_encode_q8_scalar_scalar_(y, square, r));
+        code[i] = kopt_codes_are_zero_(scale) ? 0 : (kopt_byte_)kopt_encode_q8_scalar_scalar_(y, square, r);
     }
 }
 
-/* Computes and stores the scale of one block of n fp32 numbers, and encodes them. Arguments: see kopt_encode_(). */
+/* Computes and stores the scale of one block of n fp32 numbers, and encodes them. */
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            kopt_random_reader_ *drawn) {
     uint32_t largest = 0;
@@ -6527,16 +6467,14 @@ static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
-/* Each function checks its arguments before it writes anything. */
-
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
     return kopt_random_scalar_(key.seed, key.step, key.id, stream, key.first_index + i);
 }
 
 /* ---- one-element updates of an array ---- */
 
-static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size);
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n);
+static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, size_t other_size);
 
 /* a->sum += x * scale, with a step of SGD: the weight is the sum, the rate is 1 and grad_scale is -scale. */
 static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_format format, double scale,
@@ -6545,8 +6483,6 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     kopt_job_ job;
     kopt_step s;
     if (a->n == 0) return;
-    /* not kopt_copy_padded_(), which writes whole words: on a machine that aligns structs to 1 or 2 bytes, sizeof s may
-       be no multiple of 4 */
     memset(&s, 0, sizeof s);
     memset(&job, 0, sizeof job);
     s.rule = KOPT_SGD;
@@ -6579,27 +6515,23 @@ KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const
     if (format == KOPT_F32) return KOPT_ERROR_OPTION;
     if (result == KOPT_OK) result = kopt_check_array_(c, format, n);
     if (result == KOPT_OK) result = kopt_check_array_(delta, KOPT_F32, n);
-    if (result != KOPT_OK) return result;
-    if (key.first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_overlap_(w, 2 * n, c, 2 * n) || kopt_overlap_(w, 2 * n, delta, 4 * n) ||
-        kopt_overlap_(c, 2 * n, delta, 4 * n))
-        return KOPT_ERROR_OVERLAP;
     sum.rounding = KOPT_KAHAN;
     sum.seed = key.seed;
     sum.step = key.step;
     sum.id = key.id;
     sum.first_index = key.first_index;
-    kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
-    return KOPT_OK;
+    if (result == KOPT_OK) result = kopt_check_accumulator_(&sum, delta, 4 * n);
+    if (result == KOPT_OK) kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
+    return result;
 }
 
 /* ---- constructors ---- */
 
-/* The constructors set made_ to this value. The checks refuse a struct without it (KOPT_ERROR_UNINITIALIZED). */
+/* made_ of a struct that a constructor made; others are refused (KOPT_ERROR_UNINITIALIZED). */
 #define KOPT_MADE_ 0x4D414445u
 
-/* What each kopt_rule has: moments, how many more are optional, and the defaults of its constructor. Decays and betas in
-   thousandths, because no flag of a compiler changes an integer. */
+/* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
+   in thousandths, because no flag of a compiler changes an integer. */
 static const struct kopt_rule_row_ {
     kopt_byte_ moments, optional, decay_mode;
     uint32_t weight_decay, beta1, beta2, inverse_eps;
@@ -6613,9 +6545,7 @@ static const struct kopt_rule_row_ {
                    {2, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
 typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_ADAM_ATAN2 + 1 ? 1 : -1];
 
-static double kopt_thousandths_(uint32_t n) {
-    return kopt_div64_((double)n, 1000);
-}
+static double kopt_thousandths_(uint32_t n) { return kopt_div64_((double)n, 1000); }
 
 static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr) {
     const struct kopt_rule_row_ *row = &kopt_rules_[rule];
@@ -6712,11 +6642,9 @@ KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, ui
     return KOPT_OK;
 }
 
-/* The tensor's rate_scale; 0, the default, means 1. Compares bits: under the caller's DAZ a subnormal float compares
-   equal to 0. */
+/* The tensor's rate_scale; 0 means 1. Compares bits: with DAZ a subnormal float compares equal to 0. */
 static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
-    const uint32_t bits = kopt_as_u32_(t->rate_scale);
-    return kopt_as_f32_(bits == 0 ? 0x3F800000u : bits);
+    return kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale;
 }
 
 /* ---- checks of an optimizer ---- */
@@ -7120,6 +7048,52 @@ static void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight, 
     kopt_leave_(&environment);
 }
 
+/* The moment of a slot. *is_root: does it hold the square roots? */
+static kopt_byte_ *kopt_slot_moment_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, int *is_root) {
+    *is_root = (l->moment_format == KOPT_FP16 || l->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
+               kopt_is_square_(l->rule, (int)slot - 1);
+    return slot == KOPT_WEIGHT ? NULL : (kopt_byte_ *)t->state + l->moment[slot - 1];
+}
+
+/* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
+static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int is_root) {
+    float values[KOPT_BLOCK_];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const float x = kopt_as_f32_(kopt_load32_(in + 4 * i));
+        values[i] = is_root ? kopt_sqrt_(x) : x;
+    }
+    kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
+}
+
+static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *values) {
+    const kopt_byte_ *const in = (const kopt_byte_ *)values;
+    kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
+    kopt_byte_ *const residual = (kopt_byte_ *)t->state + (l->residual_bytes == 0 ? 0 : l->residual);
+    int is_root;
+    kopt_byte_ *const moment = kopt_slot_moment_(l, t, slot, &is_root);
+    kopt_environment_ environment;
+    size_t i, n = 1;
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i += n) {
+        uint32_t bits = kopt_load32_(in + 4 * i);
+        if (slot == KOPT_WEIGHT) {
+            kopt_write_weight_(l, weight + i * l->weight_bytes, residual + i * l->residual_bytes, bits);
+        } else if (l->moment_format == KOPT_Q8) {
+            n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
+            kopt_encode_block_(moment + i, moment + l->scale + i / KOPT_BLOCK_ * 4, in + 4 * i, n, is_root);
+        } else {
+            if (l->moment_format != KOPT_F32) {
+                const float x = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
+                bits = kopt_round_nearest16_scalar_(x, l->moment_format);
+                if (is_root && bits == 0 && kopt_as_u32_(x) != 0) bits = 1; /* a positive root never becomes 0 */
+            }
+            kopt_store_at_scalar_(moment, i, l->moment_bytes, bits);
+        }
+    }
+    kopt_leave_(&environment);
+}
+
 /* After the weights have been set: fills t->copy, if there is one, and Ranger's slow weights. */
 static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow) {
     kopt_byte_ *state = (kopt_byte_ *)t->state;
@@ -7131,10 +7105,18 @@ static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow)
         return; /* cannot be: the caller has checked the copy */
 }
 
-static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *in);
+/* Does an array overlap the memory of a tensor? `except` is a set of kinds of memory that it may overlap. */
+static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, const kopt_tensor *t,
+                                                const kopt_layout_ *l, unsigned except) {
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *const end = kopt_memory_ranges_(span, t, l);
+    for (a = span; a != end; a++)
+        if ((except >> a->what & 1u) == 0 && kopt_overlap_(x, size, a->at, a->size)) return 1;
+    return 0;
+}
 
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
     kopt_result result = kopt_check_options_(opt);
+    unsigned except = 1u << KOPT_GRADS_;
     kopt_byte_ *state;
     kopt_layout_ l;
     if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
@@ -7142,13 +7124,9 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     l = kopt_layout_for_(opt, t->n);
     result = kopt_check_memory_(t, &l, 0);
     if (result != KOPT_OK || t->n == 0) return result;
+    if (weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
+    if (kopt_overlaps_tensor_(weights, t->n * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
     state = (kopt_byte_ *)t->state;
-    if (kopt_overlap_(weights, t->n * 4, t->weight, t->n * l.weight_bytes) ||
-        kopt_overlap_(weights, t->n * 4, state, l.total) ||
-        kopt_overlap_(weights, t->n * 4, t->counts, sizeof *t->counts) ||
-        (!(weights == t->copy && t->copy_format == KOPT_F32) &&
-         kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format))))
-        return KOPT_ERROR_OVERLAP;
     if (l.total != 0) {
         kopt_make_header_(state, opt, t->id, t->n, t->first_index);
         memset(state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
@@ -7158,25 +7136,14 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     return KOPT_OK;
 }
 
-/* Checks a call that reads or writes a slot. Of the tensor's memory, the n fp32 values may overlap only the gradient. */
+/* Checks a call that reads or writes a slot from n fp32 values, which may overlap the gradient. */
 static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                     const void *values) {
-    kopt_result result = kopt_check_state_(l, opt, t);
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
+    const kopt_result result = kopt_check_state_(l, opt, t);
     if (result != KOPT_OK) return result;
     if ((unsigned)slot > (unsigned)l->moment_count) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
-    end = kopt_memory_ranges_(span, t, l);
-    for (a = span; a != end; a++)
-        if (a->what != KOPT_GRADS_ && kopt_overlap_(values, t->n * 4, a->at, a->size)) return KOPT_ERROR_OVERLAP;
-    return KOPT_OK;
-}
-
-/* The moment of a slot. *is_root: does it hold the square roots? */
-static kopt_byte_ *kopt_slot_moment_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, int *is_root) {
-    *is_root = (l->moment_format == KOPT_FP16 || l->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
-               kopt_is_square_(l->rule, (int)slot - 1);
-    return slot == KOPT_WEIGHT ? NULL : (kopt_byte_ *)t->state + l->moment[slot - 1];
+    return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_) ? KOPT_ERROR_OVERLAP : KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
@@ -7207,46 +7174,6 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     return KOPT_OK;
 }
 
-/* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
-static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int is_root) {
-    float values[KOPT_BLOCK_];
-    size_t i;
-    for (i = 0; i < n; i++) {
-        uint32_t bits = kopt_load32_(in + 4 * i);
-        values[i] = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
-    }
-    kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
-}
-
-/* Writes a slot from n fp32 values. */
-static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *values) {
-    const kopt_byte_ *const in = (const kopt_byte_ *)values;
-    kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
-    kopt_byte_ *const residual = (kopt_byte_ *)t->state + (l->residual_bytes == 0 ? 0 : l->residual);
-    int is_root;
-    kopt_byte_ *const moment = kopt_slot_moment_(l, t, slot, &is_root);
-    kopt_environment_ environment;
-    size_t i, n = 1;
-    kopt_enter_(&environment);
-    for (i = 0; i < t->n; i += n) {
-        uint32_t bits = kopt_load32_(in + 4 * i);
-        if (slot == KOPT_WEIGHT) {
-            kopt_write_weight_(l, weight + i * l->weight_bytes, residual + i * l->residual_bytes, bits);
-        } else if (l->moment_format == KOPT_Q8) {
-            n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-            kopt_encode_block_(moment + i, moment + l->scale + i / KOPT_BLOCK_ * 4, in + 4 * i, n, is_root);
-        } else {
-            if (l->moment_format != KOPT_F32) {
-                const float x = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
-                bits = kopt_round_nearest16_scalar_(x, l->moment_format);
-                if (is_root && bits == 0 && kopt_as_u32_(x) != 0) bits = 1; /* a positive root never becomes 0 */
-            }
-            kopt_store_at_scalar_(moment, i, l->moment_bytes, bits);
-        }
-    }
-    kopt_leave_(&environment);
-}
-
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in) {
     kopt_layout_ l;
@@ -7259,8 +7186,8 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 
 /* ---- checksums, arrays of a state block, and its header ---- */
 
-/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. In a build with vectors, eight bytes at a time:
-   table[k][x] is what the four bits x become after 4 * k more bits, so that 16 lookups do not wait for each other. */
+/* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. In a build with vectors, eight bytes at a time, by 16
+   independent lookups: table[k][x] is what the four bits x become after 4 * k more bits. */
 static const uint32_t kopt_crc_table_[16] = {
     0x00000000u, 0x1DB71064u, 0x3B6E20C8u, 0x26D930ACu, 0x76DC4190u, 0x6B6B51F4u, 0x4DB26158u, 0x5005713Cu,
     0xEDB88320u, 0xF00F9344u, 0xD6D6A3E8u, 0xCB61B38Cu, 0x9B64C2B0u, 0x86D3D2D4u, 0xA00AE278u, 0xBDBDF21Cu};
@@ -7273,16 +7200,14 @@ typedef struct kopt_crc_ {
 } kopt_crc_;
 
 static void kopt_crc_begin_(kopt_crc_ *crc) {
-    crc->value = 0xFFFFFFFFu;
 #ifdef KOPT_VECTORS16_
-    {
-        int k, x;
-        for (x = 0; x < 16; x++) crc->table[0][x] = kopt_crc_table_[x];
-        for (k = 1; k < 16; k++)
-            for (x = 0; x < 16; x++)
-                crc->table[k][x] = (crc->table[k - 1][x] >> 4) ^ kopt_crc_table_[crc->table[k - 1][x] & 15u];
-    }
+    int k, x;
+    memcpy(crc->table[0], kopt_crc_table_, sizeof kopt_crc_table_);
+    for (k = 1; k < 16; k++)
+        for (x = 0; x < 16; x++)
+            crc->table[k][x] = (crc->table[k - 1][x] >> 4) ^ kopt_crc_table_[crc->table[k - 1][x] & 15u];
 #endif
+    crc->value = 0xFFFFFFFFu;
 }
 
 static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
@@ -7334,9 +7259,8 @@ typedef struct kopt_array_ {
 enum { KOPT_ARRAYS_ = 9 }; /* of a state block, at most */
 
 static KOPT_FORCE_INLINE_ kopt_array_ *kopt_add_array_(kopt_array_ *to, kopt_byte_ *at, size_t n, size_t bytes) {
-    to->at = at;
-    to->n = n;
-    to->bytes = bytes;
+    const kopt_array_ array = {at, n, bytes};
+    *to = array;
     return bytes == 0 ? to : to + 1;
 }
 
@@ -7356,41 +7280,38 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_layout_ *l
     return kopt_add_array_(array, state + l->slow_residual, l->n, l->residual_bytes);
 }
 
-/* Makes the optimizer that a header describes: of a block, or of a checkpoint. What the header does not record has a
-   default of the rule. */
+/* Makes the optimizer that a header describes, with defaults for what it does not record. saved: the header is that of
+   a checkpoint, or of a tensor in it. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
-    const kopt_rule rule = (kopt_rule)h[5];
-    const int sgd = rule == KOPT_SGD, moments = h[9] & 7;
-    kopt_optimizer made = kopt_make_optimizer_(rule, 0);
-    made.decay_mode = KOPT_L2;
-    made.weight_decay = 0;
-    made.weight_format = (kopt_format)h[6];
-    made.rounding = (kopt_rounding)(h[7] & 15);
-    made.moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
-    made.amsgrad = rule == KOPT_ADAM && moments == 3;
+    const int sgd = h[5] == KOPT_SGD, moments = h[9] & 7;
+    *opt = kopt_make_optimizer_((kopt_rule)h[5], 0);
+    opt->decay_mode = KOPT_L2;
+    opt->weight_decay = 0;
+    opt->weight_format = (kopt_format)h[6];
+    opt->rounding = (kopt_rounding)(h[7] & 15);
+    opt->moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
+    opt->amsgrad = h[5] == KOPT_ADAM && moments == 3;
     if (saved) {
-        made.lr = made.max_lr = kopt_load_number_(h + 48);
-        made.weight_decay = kopt_load_number_(h + 52);
-        made.decay_mode = (kopt_decay_mode)(h[9] >> 4 & 3);
-        made.moment_rounding = (kopt_rounding)(h[7] >> 4 & 1);
-        made.compensation_rounding = (kopt_rounding)(h[7] >> 5 & 1);
-        made.nesterov = h[9] >> 3 & 1;
-        made.stable = h[9] >> 6 & 1;
-        made.atan2_outside = h[9] >> 7;
-        made.seed = kopt_load_le64_(h + 32);
-        made.step = kopt_load_le32_(h + 40);
-        if (sgd && moments != 0) made.momentum = kopt_load_number_(h + 56);
-        if (sgd) made.dampening = kopt_load_number_(h + 60);
-        if (!sgd) made.beta1 = kopt_load_number_(h + 56);
-        if (!sgd) made.beta2 = kopt_load_number_(h + 60);
+        opt->lr = opt->max_lr = kopt_load_number_(h + 48);
+        opt->weight_decay = kopt_load_number_(h + 52);
+        opt->decay_mode = (kopt_decay_mode)(h[9] >> 4 & 3);
+        opt->moment_rounding = (kopt_rounding)(h[7] >> 4 & 1);
+        opt->compensation_rounding = (kopt_rounding)(h[7] >> 5 & 1);
+        opt->nesterov = h[9] >> 3 & 1;
+        opt->stable = h[9] >> 6 & 1;
+        opt->atan2_outside = h[9] >> 7;
+        opt->seed = kopt_load_le64_(h + 32);
+        opt->step = kopt_load_le32_(h + 40);
+        if (sgd && moments != 0) opt->momentum = kopt_load_number_(h + 56);
+        if (sgd) opt->dampening = kopt_load_number_(h + 60);
+        if (!sgd) opt->beta1 = kopt_load_number_(h + 56);
+        if (!sgd) opt->beta2 = kopt_load_number_(h + 60);
     }
     /* With a moment the momentum was above 0, but in fp32 it may have underflowed to 0. */
-    if (sgd && moments != 0 && !kopt_less64_(0, made.momentum)) made.momentum = 1.4012984643248171e-45;
-    if (made.stable) made.eps = KOPT_1E_MINUS_6_;
-    *opt = made;
+    if (sgd && moments != 0 && !kopt_less64_(0, opt->momentum)) opt->momentum = 1.4012984643248171e-45;
+    if (opt->stable) opt->eps = KOPT_1E_MINUS_6_;
 }
 
-/* Do the options in a header exist? */
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
     return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_EXACT &&
            (h[8] <= KOPT_FP16 || h[8] == kopt_format_byte_(KOPT_Q8)) && (h[9] & 7u) <= 4u &&
@@ -7401,24 +7322,20 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     const kopt_byte_ *h = (const kopt_byte_ *)state;
     kopt_byte_ rounding, moments;
     kopt_optimizer made;
-    size_t n = 0;
-    int i, saved;
+    size_t n;
+    int saved;
     if (h == NULL) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
-    for (i = 8; i > 0; i--) n = n << 8 | h[15 + i];
+    n = (size_t)kopt_load_le64_(h + 16);
     if (n != kopt_load_le64_(h + 16) || !kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS; /* for this machine */
     if (h[5] > (int)KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
     saved = h[10];
     kopt_optimizer_from_header_(&made, h, saved);
     kopt_make_variant_(&rounding, &moments, &made);
-    if (!saved) {
-        rounding &= 15;
-        moments &= 7;
-    }
-    if (h[7] != rounding || h[9] != moments) return KOPT_ERROR_STATE; /* they contradict the rule or a format */
-    if (made.nesterov && (moments & 7) == 0) return KOPT_ERROR_STATE; /* without momentum */
-    if (h[31] > 127) return KOPT_ERROR_STATE;                         /* first_index */
+    /* does it contradict the rule or a format? */
+    if (h[7] != (rounding & (saved ? 255 : 15)) || h[9] != (moments & (saved ? 255 : 7))) return KOPT_ERROR_STATE;
+    if ((made.nesterov && (moments & 7) == 0) || kopt_load_le64_(h + 24) >> 63 != 0) return KOPT_ERROR_STATE;
     if (opt != NULL) *opt = made;
     if (t != NULL) {
         t->n = n;
@@ -7840,8 +7757,8 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* ---- ranges of a list ---- */
 
-/* Elements [begin, end) of a list: its tensors from `tensors` on, `count` of them, the first one from its element
-   `begin` on and the last one up to its element `end`. */
+/* Elements of a list: `count` tensors from `tensors` on, the first one from its element `begin` on and the last one up
+   to its element `end`. */
 typedef struct kopt_part_ {
     const kopt_tensor *tensors;
     size_t count, begin, end;
@@ -7909,33 +7826,36 @@ KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_ten
 
 /* ---- checkpoints ---- */
 
-/* A checkpoint: a header of 176 bytes, then each tensor, then the CRC-32 of all bytes before it and one more zero byte
-   (4 bytes; without the zero byte, all checkpoints as a whole would have the same CRC-32). The header begins like that
-   of a tensor (see kopt_make_saved_header_()), with these differences:
+/* A checkpoint: a header of 176 bytes; each tensor: its header, the weights, the arrays of its state block; the CRC-32
+   of all bytes before it and one more zero byte (4 bytes; without the zero byte, all checkpoints as a whole would have
+   the same CRC-32). The header is like that of a tensor (kopt_make_saved_header_()), with these differences:
      0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)
-    44 0 (4)
-    48 lr, max_lr, weight_decay, lookahead_rate, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip,
-       atan2_a, atan2_b, sharpness (binary64)
-   168 lookahead (4)           172 maximize + 2 * zero_grad + 4 * moments_only (4)
-   A tensor: its header; the weights; the arrays of its state block.
+    44 0 (4)    48 KOPT_SAVE_NUMBERS_ (binary64)    168 lookahead (4)
+   172 maximize + 2 * zero_grad + 4 * moments_only (4)
    Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
 enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
-#define KOPT_SAVE_PIECE_ ((size_t)32768) /* bytes per call of a function of kopt_file */
+
+/* clang-format off */
+#define KOPT_SAVE_NUMBERS_(X)                                                                                         \
+    X(48, lr) X(56, max_lr) X(64, weight_decay) X(72, lookahead_rate) X(80, beta1) X(88, beta2) X(96, beta3)          \
+    X(104, eps) X(112, momentum) X(120, dampening) X(128, grad_scale) X(136, clip) X(144, atan2_a) X(152, atan2_b)    \
+    X(160, sharpness)
+/* clang-format on */
 
 /* What a walk over a checkpoint does with its bytes. */
 typedef enum kopt_walk_ {
-    KOPT_SAVING_,   /* writes them from the tensors                           */
-    KOPT_CHECKING_, /* reads them, and compares all that is no array          */
-    KOPT_LOADING_   /* the same, and reads the arrays into the tensors        */
+    KOPT_SAVING_,   /* writes them from the tensors */
+    KOPT_CHECKING_, /* reads them, and compares all that is no array */
+    KOPT_LOADING_   /* the same, and reads the arrays into the tensors */
 } kopt_walk_;
 
 typedef struct kopt_stream_ {
     kopt_walk_ walk;
     const kopt_file *file;
-    uint64_t offset;    /* bytes written or read so far                       */
-    kopt_result result; /* after an error nothing more is written or read     */
+    uint64_t offset;    /* bytes written or read so far */
+    kopt_result result; /* after an error nothing more is written or read */
     kopt_result wrong;  /* an error that waits for the checksum, because damage explains it better */
-    uint32_t checksum;  /* of the whole                                       */
+    uint32_t checksum;  /* of the whole */
     kopt_crc_ crc;
 #ifdef KOPT_VECTORS16_
     kopt_byte_ buffer[4096];
@@ -7944,13 +7864,10 @@ typedef struct kopt_stream_ {
 #endif
 } kopt_stream_;
 
-/* Writes n bytes at p, or reads them. */
 static void kopt_walk_bytes_(kopt_stream_ *s, kopt_byte_ *p, size_t n) {
-    int failed;
+    const kopt_file *const f = s->file;
     if (s->result != KOPT_OK || n == 0) return;
-    failed =
-        s->walk == KOPT_SAVING_ ? s->file->write(s->file->user, p, n) : s->file->read(s->file->user, s->offset, p, n);
-    if (failed) {
+    if (s->walk == KOPT_SAVING_ ? f->write(f->user, p, n) : f->read(f->user, s->offset, p, n)) {
         s->result = KOPT_ERROR_FILE;
         return;
     }
@@ -7958,15 +7875,11 @@ static void kopt_walk_bytes_(kopt_stream_ *s, kopt_byte_ *p, size_t n) {
     s->offset += n;
 }
 
-static void kopt_is_wrong_(kopt_stream_ *s, kopt_result error) {
-    if (s->wrong == KOPT_OK) s->wrong = error;
-}
-
 /* Writes the numbers of an array, reads them and forgets them, or reads them into the array. */
 static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
     const int direct = s->walk == KOPT_LOADING_ || (s->walk == KOPT_SAVING_ && kopt_little_endian_());
+    const size_t largest = direct ? 32768 : sizeof s->buffer;
     size_t left = a->n * a->bytes, piece;
-    const size_t largest = direct ? KOPT_SAVE_PIECE_ : sizeof s->buffer;
     kopt_byte_ zero[4], *at = a->at;
     for (; left != 0 && s->result == KOPT_OK; at += piece, left -= piece) {
         kopt_byte_ *p = direct ? at : s->buffer;
@@ -7978,90 +7891,62 @@ static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
         kopt_walk_bytes_(s, p, piece);
         if (s->walk == KOPT_LOADING_) kopt_swap_(p, piece / a->bytes, a->bytes);
     }
-    kopt_store_le_(zero, 0, 4);
+    memset(zero, 0, 4);
     kopt_walk_bytes_(s, zero, kopt_round_up4_(a->n * a->bytes) - a->n * a->bytes);
-    if (kopt_load_le32_(zero) != 0) kopt_is_wrong_(s, KOPT_ERROR_STATE);
+    if (s->wrong == KOPT_OK && kopt_load_le32_(zero) != 0) s->wrong = KOPT_ERROR_STATE;
 }
 
-/* Do two headers, of checkpoints or of tensors, describe the same thing? a is the one that was read. */
+static int kopt_bytes_differ_(const kopt_byte_ *a, const kopt_byte_ *b, int begin, int end) {
+    for (; begin < end; begin++)
+        if (a[begin] != b[begin]) return 1;
+    return 0;
+}
+
+/* Do two headers, of checkpoints or of tensors, describe the same thing? */
 static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *b) {
-    int i;
-    for (i = 0; i < 12; i++)
-        if ((i < 5 || i > 9) && a[i] != b[i]) return KOPT_ERROR_STATE; /* name, version, saved */
-    for (i = 5; i < 32; i++)
-        if (a[i] != b[i]) return KOPT_ERROR_MISMATCH;
-    return KOPT_OK;
+    if (kopt_bytes_differ_(a, b, 0, 5) || kopt_bytes_differ_(a, b, 10, 12)) return KOPT_ERROR_STATE; /* name, version */
+    return kopt_bytes_differ_(a, b, 5, 32) ? KOPT_ERROR_MISMATCH : KOPT_OK;
 }
-
-/* The hyper-parameters, in the order of the header. */
-/* clang-format off */
-#define KOPT_SAVE_NUMBERS_(X)                                                                                       \
-    X(lr) X(max_lr) X(weight_decay) X(lookahead_rate) X(beta1) X(beta2) X(beta3) X(eps) X(momentum) X(dampening)    \
-    X(grad_scale) X(clip) X(atan2_a) X(atan2_b) X(sharpness)
-/* clang-format on */
 
 static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint64_t count,
                                                   uint64_t bytes) {
-    kopt_byte_ *at = h + 48;
-    uint32_t flags = opt->maximize != 0;
     kopt_make_saved_header_(h, opt, 0, count, bytes);
     kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
     h[4] = KOPT_SAVE_VERSION_;
     h[10] = 0;
-    if (opt->zero_grad) flags |= 2u;
-    if (opt->moments_only) flags |= 4u;
-    kopt_store_le_(h + 168, (uint32_t)opt->lookahead, 4);
-    kopt_store_le_(h + 172, flags, 4);
-#define KOPT_SAVE_NUMBER_(field)                     \
-    kopt_store_le_(at, kopt_bits64_(opt->field), 8); \
-    at += 8;
+#define KOPT_SAVE_NUMBER_(at, field) kopt_store_le_(h + at, kopt_bits64_(opt->field), 8);
     KOPT_SAVE_NUMBERS_(KOPT_SAVE_NUMBER_)
 #undef KOPT_SAVE_NUMBER_
-}
-
-/* Sets the fields of *opt that a load does not compare. */
-static KOPT_NOINLINE_ void kopt_restore_options_(kopt_optimizer *opt, const kopt_byte_ *h) {
-    const uint32_t flags = kopt_load_le32_(h + 172);
-    const kopt_byte_ *at = h + 48;
-    opt->lookahead = (int)(kopt_load_le32_(h + 168));
-    opt->seed = kopt_load_le64_(h + 32);
-    opt->step = kopt_load_le32_(h + 40);
-    opt->maximize = (int)(flags & 1u);
-    opt->zero_grad = (int)(flags >> 1 & 1u);
-    opt->moments_only = (int)(flags >> 2 & 1u);
-#define KOPT_LOAD_NUMBER_(field)                                          \
-    opt->field = kopt_bits_to_f64_(kopt_load_le64_(at)); \
-    at += 8;
-    KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
-#undef KOPT_LOAD_NUMBER_
-}
-
-/* Would kopt_save() write these `size` bytes? */
-static kopt_result kopt_check_saved_(const kopt_byte_ *found, const kopt_byte_ *expected, int size) {
-    int i;
-    for (i = 0; i < size; i++)
-        if (found[i] != expected[i]) return KOPT_ERROR_STATE;
-    return KOPT_OK;
+    kopt_store_le_(h + 168, (uint32_t)opt->lookahead, 4);
+    kopt_store_le_(h + 172, (opt->maximize != 0) + (opt->zero_grad ? 2u : 0u) + (opt->moments_only ? 4u : 0u), 4);
 }
 
 /* Is h the header that kopt_save() would write for the options that it holds? Sets those that a load does not compare
    in *opt, which has the others already. The header has room for one at expected. */
 static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expected, kopt_optimizer *opt) {
     kopt_result result;
-    kopt_restore_options_(opt, h);
+    opt->lookahead = (int)kopt_load_le32_(h + 168);
+    opt->seed = kopt_load_le64_(h + 32);
+    opt->step = kopt_load_le32_(h + 40);
+    opt->maximize = h[172] & 1;
+    opt->zero_grad = h[172] >> 1 & 1;
+    opt->moments_only = h[172] >> 2 & 1;
+#define KOPT_LOAD_NUMBER_(at, field) opt->field = kopt_bits_to_f64_(kopt_load_le64_(h + at));
+    KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
+#undef KOPT_LOAD_NUMBER_
     result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
     kopt_make_save_header_(expected, opt, kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
-    return kopt_check_saved_(h, expected, KOPT_SAVE_HEADER_);
+    return kopt_bytes_differ_(h, expected, 0, KOPT_SAVE_HEADER_) ? KOPT_ERROR_STATE : KOPT_OK;
 }
 
-/* Walks over a checkpoint from its first to its last byte. Unless it is saved, *loaded receives the optimizer, and all
-   bytes but those of the arrays have to be those that kopt_save() would write. */
+/* Walks over a checkpoint from its first to its last byte. Unless it is saved, h and *loaded receive its header and the
+   optimizer, and all bytes but those of the arrays have to be those that kopt_save() would write. */
 static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_optimizer *opt,
                                   const kopt_tensor *tensors, size_t count, uint64_t bytes, kopt_optimizer *loaded,
                                   kopt_byte_ *h) {
     kopt_byte_ *expected = s->buffer, *found = s->buffer + KOPT_SAVE_HEADER_; /* until the next array */
-    const kopt_optimizer *saved = walk == KOPT_SAVING_ ? opt : loaded;
+    const int saves = walk == KOPT_SAVING_;
     kopt_array_ array[1 + KOPT_ARRAYS_], *a, *end;
     size_t i;
     s->walk = walk;
@@ -8069,20 +7954,21 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     s->result = s->wrong = KOPT_OK;
     kopt_crc_begin_(&s->crc);
     kopt_make_save_header_(expected, opt, count, bytes);
-    kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : h, KOPT_SAVE_HEADER_);
-    if (s->result == KOPT_OK && walk != KOPT_SAVING_) s->result = kopt_compare_headers_(h, expected);
-    if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
+    kopt_walk_bytes_(s, saves ? expected : h, KOPT_SAVE_HEADER_);
+    if (!saves && s->result == KOPT_OK) {
+        s->result = kopt_compare_headers_(h, expected);
         *loaded = *opt;
         if (kopt_check_save_header_(h, expected, loaded) != KOPT_OK) s->wrong = KOPT_ERROR_STATE;
     }
     for (i = 0; i < count && s->result == KOPT_OK; i++) {
         const kopt_tensor *t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        kopt_make_saved_header_(expected, saved, t->id, t->n, t->first_index);
-        kopt_walk_bytes_(s, walk == KOPT_SAVING_ ? expected : found, KOPT_HEADER_);
-        if (s->result == KOPT_OK && walk != KOPT_SAVING_) {
-            kopt_is_wrong_(s, kopt_compare_headers_(found, expected));
-            kopt_is_wrong_(s, kopt_check_saved_(found, expected, KOPT_HEADER_));
+        kopt_make_saved_header_(expected, saves ? opt : loaded, t->id, t->n, t->first_index);
+        kopt_walk_bytes_(s, saves ? expected : found, KOPT_HEADER_);
+        if (!saves && s->result == KOPT_OK) {
+            if (s->wrong == KOPT_OK) s->wrong = kopt_compare_headers_(found, expected);
+            if (s->wrong == KOPT_OK && kopt_bytes_differ_(found, expected, 0, KOPT_HEADER_))
+                s->wrong = KOPT_ERROR_STATE;
         }
         end = kopt_state_arrays_(kopt_add_array_(array, (kopt_byte_ *)t->weight, t->n, l.weight_bytes), &l, t);
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
@@ -8091,7 +7977,7 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
             memset(a->at + size, 0, kopt_round_up16_(size) - size);
         }
     }
-    kopt_store_le_(found, 0, 1);
+    found[0] = 0;
     kopt_crc_add_(&s->crc, found, 1);
     s->checksum = ~s->crc.value;
     kopt_store_le_(found, s->checksum, 4);
@@ -8102,11 +7988,11 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
 
 /* ---- checkpoints: save and load ---- */
 
-/* Bytes of a tensor in a checkpoint, without its header. */
-static uint64_t kopt_arrays_size_(const kopt_layout_ *l) {
+static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
     const uint64_t copies = l->rule == KOPT_RANGER ? 2 : 1; /* of weights and residuals */
     const uint64_t moment = kopt_round_up4_(l->n * l->moment_bytes);
-    return copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes)) +
+    return KOPT_HEADER_ +
+           copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes)) +
            (uint64_t)l->moment_count * (moment + (l->moment_format == KOPT_Q8 ? 4 * kopt_blocks_(l->n) : 0));
 }
 
@@ -8115,18 +8001,16 @@ static uint64_t kopt_arrays_size_(const kopt_layout_ *l) {
 static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
                                           size_t count, int memory, int blocks) {
     kopt_result result = kopt_check_options_(opt);
-    uint64_t sum = KOPT_SAVE_HEADER_ + 4;
     kopt_neighbours_ list;
     size_t i;
     if (result != KOPT_OK) return result;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
-    list.previous = NULL;
-    list.previous_end = NULL;
-    list.current = 0;
+    memset(&list, 0, sizeof list);
+    *bytes = KOPT_SAVE_HEADER_ + 4;
     for (i = 0; i < count; i++) {
-        const kopt_tensor *t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t == NULL ? 0 : t->n);
-        uint64_t size = KOPT_HEADER_;
+        const kopt_tensor *const t = &tensors[i];
+        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
+        const uint64_t size = kopt_saved_size_(&l);
         result = kopt_check_tensor_(t, opt->weight_format);
         if (result == KOPT_OK && blocks) result = kopt_check_block_(t, &l);
         if (result == KOPT_OK && memory) result = kopt_check_memory_(t, &l, 0);
@@ -8135,39 +8019,29 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
             if (list.previous != NULL && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
             list.previous = t;
         }
+        if (result == KOPT_OK && *bytes + size < size) result = KOPT_ERROR_BOUNDS;
         if (result != KOPT_OK) return result;
-        size += kopt_arrays_size_(&l);
-        if (sum + size < sum) return KOPT_ERROR_BOUNDS;
-        sum += size;
+        *bytes += size;
     }
-    *bytes = sum;
     return KOPT_OK;
 }
 
-/* Does a buffer overlap the memory of one of the tensors? */
 static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optimizer *opt, const kopt_tensor *tensors,
                                size_t count) {
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *end;
     size_t i;
     for (i = 0; i < count; i++) {
-        const kopt_tensor *t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        end = kopt_memory_ranges_(span, t, &l);
-        for (a = span; a != end; a++)
-            if (kopt_overlap_(buffer, size, a->at, a->size)) return 1;
+        const kopt_layout_ l = kopt_layout_for_(opt, tensors[i].n);
+        if (kopt_overlaps_tensor_(buffer, size, &tensors[i], &l, 0)) return 1;
     }
     return 0;
 }
 
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
-    size_t size;
     if (kopt_check_checkpoint_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
-    size = (size_t)bytes;
-    return size == bytes ? size : 0;
+    return (size_t)bytes == bytes ? (size_t)bytes : 0;
 }
 
-/* A buffer as a kopt_file. */
 typedef struct kopt_memory_file_ {
     kopt_byte_ *to;
     const kopt_byte_ *from;
@@ -8190,66 +8064,28 @@ static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t siz
 
 KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
                                 size_t out_size) {
-    kopt_memory_file_ memory;
-    kopt_file file;
-    kopt_stream_ s;
+    kopt_memory_file_ memory = {(kopt_byte_ *)out, NULL, 0};
+    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
     uint64_t bytes;
     const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 1);
     if (result != KOPT_OK) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
     if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
-    memory.to = (kopt_byte_ *)out;
-    file.write = kopt_write_memory_;
-    file.user = &memory;
-    s.file = &file;
-    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, NULL, NULL);
-    return s.result;
-}
-
-/* Loads a list that has been checked: see kopt_load_from(). */
-static kopt_result kopt_load_checked_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, uint64_t bytes,
-                                      const kopt_file *file) {
-    kopt_byte_ h[KOPT_SAVE_HEADER_];
-    kopt_optimizer loaded;
-    kopt_stream_ s;
-    uint32_t checksum;
-    size_t i;
-    s.file = file;
-    kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, &loaded, h);
-    if (s.result != KOPT_OK) return s.result;
-    checksum = s.checksum;
-    for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
-        if (kopt_layout_for_(opt, tensors[i].n).total != 0) memset(tensors[i].state, 0, 4);
-    kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
-    if (s.result == KOPT_ERROR_FILE) return s.result;
-    if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
-    *opt = loaded;
-    for (i = 0; i < count; i++) {
-        const kopt_tensor *const t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        if (l.total != 0) kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
-        kopt_refresh_(&l, t, 0);
-    }
-    return KOPT_OK;
+    return kopt_save_to(opt, tensors, count, &file);
 }
 
 KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
                                 size_t in_size) {
-    kopt_memory_file_ memory;
-    kopt_file file;
+    kopt_memory_file_ memory = {NULL, (const kopt_byte_ *)in, in_size};
+    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
     uint64_t bytes;
-    size_t read;
     kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
     if (in == NULL) return KOPT_ERROR_NULL;
-    read = bytes < in_size ? (size_t)bytes : in_size;
-    if (kopt_overlaps_list_(in, read, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
-    memory.from = (const kopt_byte_ *)in;
-    memory.size = in_size;
-    file.read = kopt_read_memory_;
-    file.user = &memory;
-    result = kopt_load_checked_(opt, tensors, count, bytes, &file);
+    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
+        return KOPT_ERROR_OVERLAP;
+    result = kopt_load_from(opt, tensors, count, &file);
     return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
 }
 
@@ -8267,11 +8103,32 @@ KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor 
 
 KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                      const kopt_file *file) {
+    kopt_byte_ h[KOPT_SAVE_HEADER_];
+    kopt_optimizer loaded;
     uint64_t bytes;
+    kopt_stream_ s;
+    uint32_t checksum;
+    size_t i;
     const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
     if (file == NULL || file->read == NULL) return KOPT_ERROR_NULL;
-    return kopt_load_checked_(opt, tensors, count, bytes, file);
+    s.file = file;
+    kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, &loaded, h);
+    if (s.result != KOPT_OK) return s.result;
+    checksum = s.checksum;
+    for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
+        if (kopt_layout_for_(opt, tensors[i].n).total != 0) memset(tensors[i].state, 0, 4);
+    kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
+    if (s.result == KOPT_ERROR_FILE) return s.result;
+    if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
+    *opt = loaded;
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *const t = &tensors[i];
+        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
+        if (l.total != 0) kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
+        kopt_refresh_(&l, t, 0);
+    }
+    return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count) {
@@ -8297,17 +8154,9 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
     return KOPT_OK;
 }
 
-/* Runs a tool. */
-static void kopt_run_tool_(const kopt_tool_ *t) {
-    kopt_environment_ environment;
-    kopt_enter_(&environment);
-    KOPT_KERNEL_(tool)(t);
-    kopt_leave_(&environment);
-}
-
 /* ---- norm and clipping ---- */
 
-/* Checks an array that a public function takes. NULL is valid if n is 0. */
+/* NULL is valid if n is 0. */
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
@@ -8316,13 +8165,8 @@ static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n
 
 /* Adds the squares of n values to norm. The caller has called kopt_enter_(). */
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
-    kopt_tool_ t;
+    const kopt_tool_ t = {KOPT_TOOL_NORM_, format, format, x, NULL, n, norm, 0, NULL, 0, 0};
     kopt_norm_carry_(norm);
-    t.kind = KOPT_TOOL_NORM_;
-    t.norm = norm;
-    t.src = x;
-    t.src_format = format;
-    t.n = n;
     KOPT_KERNEL_(tool)(&t);
 }
 
@@ -8351,112 +8195,99 @@ KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
     return KOPT_OK;
 }
 
-/* Checks the gradients of a list, whose squares are to be added to *norm. */
-static kopt_result kopt_check_grads_(const kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) {
-        const kopt_tensor *t = &tensors[i];
+/* Adds the squares of the gradients of a part, all of which are checked first. */
+static kopt_result kopt_norm_add_part_(kopt_norm *norm, const kopt_part_ *part) {
+    kopt_environment_ environment;
+    size_t i, begin, end;
+    for (i = 0; i < part->count; i++) {
+        const kopt_tensor *t = &part->tensors[i];
         const kopt_result result = kopt_check_array_(t->grad, t->grad_format, t->n);
         if (result != KOPT_OK) return result;
         if (kopt_overlap_(norm, sizeof *norm, t->grad, t->n * kopt_bytes_of_(t->grad_format)))
             return KOPT_ERROR_OVERLAP;
     }
+    kopt_enter_(&environment);
+    for (i = 0; i < part->count; i++) {
+        const kopt_tensor *t = &part->tensors[i];
+        kopt_range_of_part_(part, i, 0, &begin, &end);
+        if (begin < end)
+            kopt_norm_tool_(norm, (const kopt_byte_ *)t->grad + begin * kopt_bytes_of_(t->grad_format), t->grad_format,
+                            end - begin);
+    }
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count) {
-    kopt_result result;
-    size_t i;
+    kopt_part_ part = {tensors, count, 0, 0};
     if (norm == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
-    result = kopt_check_grads_(norm, tensors, count);
-    for (i = 0; i < count && result == KOPT_OK; i++)
-        result = kopt_norm_add(norm, tensors[i].grad, tensors[i].grad_format, tensors[i].n);
-    return result;
+    if (count != 0) part.end = tensors[count - 1].n;
+    return kopt_norm_add_part_(norm, &part);
 }
 
 KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
                                                 size_t end) {
     kopt_part_ part;
-    kopt_result result = norm == NULL ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
-    size_t i;
-    if (result == KOPT_OK) result = kopt_check_grads_(norm, part.tensors, part.count);
-    for (i = 0; i < part.count && result == KOPT_OK; i++) {
-        const kopt_tensor *t = &part.tensors[i];
-        kopt_range_of_part_(&part, i, 0, &begin, &end);
-        if (begin < end) {
-            const kopt_byte_ *grad = (const kopt_byte_ *)t->grad + begin * kopt_bytes_of_(t->grad_format);
-            result = kopt_norm_add(norm, grad, t->grad_format, end - begin);
-        }
-    }
-    return result;
+    const kopt_result result = norm == NULL ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
+    return result != KOPT_OK ? result : kopt_norm_add_part_(norm, &part);
 }
 
-KOPT_API_ double kopt_norm_value(const kopt_norm *norm) {
-    return norm == NULL ? 0 : kopt_norm_root_(norm);
-}
+KOPT_API_ double kopt_norm_value(const kopt_norm *norm) { return norm == NULL ? 0 : kopt_norm_root_(norm); }
 
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
-    const double zero = 0, one = 1, limit = max_norm;
-    const double huge = kopt_bits_to_f64_(((uint64_t)0x54B249ADu << 32) + 0x2594C37Du);      /* 1e100 */
     const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63)); /* |grad_scale| */
-    double value;
     kopt_environment_ environment;
-    if (norm == NULL || !kopt_less64_(zero, limit) || !kopt_within64_(limit, zero, limit)) return 1;
-    if (norm->nonfinite != 0 || !kopt_within64_(scale, zero, huge)) return 0;
+    double value;
+    if (norm == NULL || !kopt_less64_(0, max_norm) || !kopt_within64_(max_norm, 0, max_norm)) return 1;
+    if (norm->nonfinite != 0 || !kopt_within64_(scale, 0, KOPT_DOUBLE_(1e100, 0x54B249ADu, 0x2594C37Du))) return 0;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
-    value = kopt_div64_(limit, kopt_add64_(value, KOPT_1E_MINUS_6_));
+    value = kopt_div64_(max_norm, kopt_add64_(value, KOPT_1E_MINUS_6_));
     kopt_leave_(&environment);
-    return (kopt_less64_(value, one) ? value : one);
+    return kopt_less64_(value, 1) ? value : 1;
 }
 
 KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                           kopt_norm *norm) {
     kopt_layout_ layout;
-    kopt_result result = kopt_check_step_(&layout, step, t);
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *spans;
+    const kopt_result result = kopt_check_step_(&layout, step, t);
     if (result != KOPT_OK) return result;
     if (norm == NULL) return KOPT_ERROR_NULL;
     if (!step->stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    spans = kopt_memory_ranges_(span, t, &layout);
-    for (a = span; a != spans; a++)
-        if (kopt_overlap_(norm, sizeof *norm, a->at, a->size)) return KOPT_ERROR_OVERLAP;
+    if (kopt_overlaps_tensor_(norm, sizeof *norm, t, &layout, 0)) return KOPT_ERROR_OVERLAP;
     kopt_measure_(&layout, step, t, begin, end, norm);
     return KOPT_OK;
 }
 
 /* min(1, 1 / RMS), where RMS is the root of the mean square of n values; 1 if n is 0 or a value is not finite. */
 static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n) {
-    const double one = 1;
     double rms;
     if (n == 0 || norm->nonfinite != 0) return 1;
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(one, kopt_u64_to_f64_(n))));
-    return kopt_less64_(one, rms) ? kopt_to_float_(kopt_div64_(one, rms)) : 1;
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(1, kopt_u64_to_f64_(n))));
+    return kopt_less64_(1, rms) ? kopt_to_float_(kopt_div64_(1, rms)) : 1;
 }
 
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     kopt_environment_ environment;
-    float scale = 1;
-    if (norm == NULL) return scale;
+    float scale;
+    if (norm == NULL) return 1;
     kopt_enter_(&environment);
     scale = kopt_stable_from_norm_(norm, n);
     kopt_leave_(&environment);
     return scale;
 }
 
-/* Sets *bits to the largest number of the format that is not above limit, as the bit pattern of that format.
-   KOPT_ERROR_RANGE if limit is negative or NaN. */
+/* Sets *bits to the largest number of the format that is not above limit, as its bits. KOPT_ERROR_RANGE if limit is
+   negative or NaN. */
 static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
-    const double largest = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x7F7FFFFFu)));
-    double bound = limit;
+    const double largest = 3.4028234663852886e38; /* of fp32 */
     kopt_environment_ environment;
-    if (!kopt_within64_(bound, 0, bound)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(limit, 0, limit)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
-    if (kopt_less64_(largest, bound)) bound = largest;
-    *bits = kopt_as_u32_(kopt_to_float_(bound)) & 0x7FFFFFFFu; /* a limit of -0 means 0 */
-    /* kopt_to_float_ rounds to nearest; the limit is rounded towards zero */
-    if (kopt_less64_(bound, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits;
+    if (kopt_less64_(largest, limit)) limit = largest;
+    *bits = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
+    if (kopt_less64_(limit, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits;
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
@@ -8468,92 +8299,74 @@ static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t 
 }
 
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
+    kopt_tool_ t = {KOPT_TOOL_CLIP_, format, format, NULL, (kopt_byte_ *)x, n, NULL, 0, NULL, 0, 0};
     kopt_result result = kopt_check_array_(x, format, n);
-    kopt_tool_ t;
+    kopt_environment_ environment;
     if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
-    if (result != KOPT_OK) return result;
-    t.kind = KOPT_TOOL_CLIP_;
-    t.dst = (kopt_byte_ *)x;
-    t.dst_format = format;
-    t.n = n;
-    if (n != 0) kopt_run_tool_(&t);
+    if (result != KOPT_OK || n == 0) return result;
+    kopt_enter_(&environment);
+    KOPT_KERNEL_(tool)(&t);
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
 /* ---- loss scaling ---- */
 
 KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
-    kopt_scaler s;
-    s.scale = 65536;
-    s.minimum = 0;
-    s.growth = 2;
-    s.backoff = 0.5;
-    s.interval = 2000;
-    s.hysteresis = 1;
-    s.good = s.bad = 0;
-    s.steps_ = 0;
+    const kopt_scaler s = {65536, 0, 2, 0.5, 2000, 1, 0, 0, 0};
     return s;
 }
 
 static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
-    const uint32_t scale = s == NULL ? 0 : kopt_as_u32_(s->scale), minimum = s == NULL ? 0 : kopt_as_u32_(s->minimum);
     const double most = KOPT_DOUBLE_(1e30, 0x46293E59u, 0x39A08CEAu);
     const double least = KOPT_DOUBLE_(1e-30, 0x39B4484Bu, 0xFEEBC2A0u);
     if (s == NULL) return KOPT_ERROR_NULL;
-    if (scale < 0x00800000u || scale >= 0x7F800000u) return KOPT_ERROR_RANGE;
-    if (minimum >= 0x7F800000u && minimum != 0x80000000u) return KOPT_ERROR_RANGE; /* -0 is 0 */
+    if (kopt_as_u32_(s->scale) - 0x00800000u >= 0x7F000000u) return KOPT_ERROR_RANGE; /* not a positive normal float */
+    if (kopt_as_u32_(s->minimum) >= 0x7F800000u && kopt_as_u32_(s->minimum) != 0x80000000u) return KOPT_ERROR_RANGE;
     if (!kopt_within64_(s->growth, 1, most) || !kopt_less64_(1, s->growth)) return KOPT_ERROR_RANGE;
     if (!kopt_within64_(s->backoff, least, 1) || !kopt_less64_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
+    const double overflow = KOPT_DOUBLE_(3.4028235677973366e38, 0x47EFFFFFu, 0xF0000000u);
     const kopt_result result = kopt_check_scaler_(s);
     kopt_environment_ environment;
     double scale;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
     scale = kopt_bits_to_f64_(kopt_float_to_bits64_(s->scale));
-    if (found_inf) {
+    s->good = found_inf ? 0 : s->good + 1;
+    s->bad = !found_inf ? 0 : s->bad + (s->bad != 0xFFFFFFFFu);
+    if (found_inf && s->bad >= s->hysteresis) {
+        scale = kopt_mul64_(scale, s->backoff);
+        /* the old scale stays if the new one is below 2^-126 */
+        if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale);
+        if (kopt_as_u32_(s->scale) < (kopt_as_u32_(s->minimum) & 0x7FFFFFFFu)) s->scale = s->minimum;
+    }
+    if (!found_inf && s->good >= s->interval) {
+        scale = kopt_mul64_(scale, s->growth);
+        /* ... or 2^128 - 2^103 or above, which rounds to infinity */
+        if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
         s->good = 0;
-        if (s->bad != 0xFFFFFFFFu) s->bad++;
-        if (s->bad >= s->hysteresis) {
-            const double smallest_normal = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(0x00800000u)));
-            scale = kopt_mul64_(scale, s->backoff);
-            /* a scale below the smallest normal float is not stored: the old scale stays */
-            if (!kopt_less64_(scale, smallest_normal)) s->scale = kopt_to_float_(scale);
-            if (kopt_as_u32_(s->scale) < (kopt_as_u32_(s->minimum) & 0x7FFFFFFFu)) s->scale = s->minimum;
-        }
-    } else {
-        s->bad = 0;
-        if (++s->good >= s->interval) {
-            /* 2^128 - 2^103: from here on, rounding to float gives infinity; the old scale stays */
-            const double overflow = kopt_bits_to_f64_(((uint64_t)0x47EFFFFFu << 32) + 0xF0000000u);
-            scale = kopt_mul64_(scale, s->growth);
-            if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
-            s->good = 0;
-        }
     }
     kopt_leave_(&environment);
     return KOPT_OK;
 }
 
-/* Begins a step with a copy of opt: its grad_scale is divided by the loss scale, and its clip is the clip coefficient
-   of norm (1 if norm is NULL). opt does not change, whatever the result is. */
+/* Begins a step with a copy of opt: its grad_scale is divided by the loss scale, its clip is the clip coefficient of
+   norm (1 if norm is NULL). */
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
-    /* the largest finite double */
-    const double largest = kopt_bits_to_f64_(((uint64_t)0x7FEFFFFFu << 32) + 0xFFFFFFFFu);
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (!kopt_within64_(max_norm, 0, largest)) return KOPT_ERROR_RANGE;
+    if (!kopt_within64_(max_norm, 0, max_norm)) return KOPT_ERROR_RANGE;
     scaled = *opt;
     kopt_enter_(&environment);
-    scaled.grad_scale = (
-        kopt_div64_(opt->grad_scale, kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale))));
+    scaled.grad_scale = kopt_div64_(opt->grad_scale, kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale)));
     kopt_leave_(&environment);
     scaled.clip = norm == NULL ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
     return kopt_step_begin(&scaled, step);
@@ -8614,7 +8427,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
     if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, &opt, 1);
     if (result == KOPT_OK) result = kopt_check_list_(step, tensors, count);
     if (result != KOPT_OK) return result;
-    kopt_copy_padded_((kopt_byte_ *)&norm, sizeof norm, NULL, 0); /* zeros */
+    memset(&norm, 0, sizeof norm);
     if (evaluates) closure->evaluate(closure->user, scaler->scale);
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != NULL && closure->reduce != NULL) closure->reduce(closure->user, &norm);
@@ -8637,14 +8450,13 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
 
 KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
     kopt_accumulator a;
+    memset(&a, 0, sizeof a);
     a.sum = sum;
     a.residual = residual;
     a.format = format;
     a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
     a.compensation_rounding = KOPT_STOCHASTIC;
     a.n = n;
-    a.count = a.step = a.id = 0;
-    a.seed = a.first_index = 0;
     a.made_ = KOPT_MADE_;
     return a;
 }
@@ -8657,8 +8469,8 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
-    if ((unsigned)a->rounding > (unsigned)KOPT_EXACT) return KOPT_ERROR_OPTION;
-    if ((unsigned)a->compensation_rounding > 1u) return KOPT_ERROR_OPTION;
+    if ((unsigned)a->rounding > (unsigned)KOPT_EXACT || (unsigned)a->compensation_rounding > 1u)
+        return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);
     residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
@@ -8679,8 +8491,7 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
     a->step++;
-    /* the first addition does not read the old sum */
-    if (a->count++ == 0 && a->n != 0) {
+    if (a->count++ == 0 && a->n != 0) { /* the first addition does not read the old sum */
         memset(a->sum, 0, a->n * kopt_bytes_of_(a->format));
         if (residual_bytes != 0) memset(a->residual, 0, a->n * residual_bytes);
     }
@@ -8703,18 +8514,15 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 
 /* ---- gradient compression ---- */
 
-/* Scalar code, in blocks of 256 elements. The kernel `convert` translates between fp32 and the other formats. */
-
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n) {
     kopt_compressor c;
+    memset(&c, 0, sizeof c);
     c.code = code;
     c.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_NEAREST;
     c.residual = residual;
     c.residual_format = KOPT_BF16;
     c.residual_rounding = KOPT_STOCHASTIC;
     c.n = n;
-    c.step = c.id = 0;
-    c.seed = c.first_index = 0;
     c.made_ = KOPT_MADE_;
     return c;
 }
@@ -8727,6 +8535,8 @@ static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
                                : 2 * n;
 }
 
+static int kopt_code_has_scales_(kopt_format code) { return code == KOPT_Q8 || code == KOPT_SIGN; }
+
 static int kopt_code_valid_(kopt_format code) {
     return code == KOPT_SIGN || (code != KOPT_F32 && (unsigned)code <= (unsigned)KOPT_Q8);
 }
@@ -8735,7 +8545,6 @@ KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
     return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_bytes_(code, n) : 0;
 }
 
-/* Checks the arguments of kopt_compress(). */
 static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
                                           kopt_format grad_format) {
     kopt_result result;
@@ -8750,8 +8559,8 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
         if (c->code == KOPT_SIGN && c->rounding == KOPT_STOCHASTIC) return KOPT_ERROR_OPTION;
         residual_size = c->n * kopt_bytes_of_(c->residual_format);
     }
-    if (c->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if ((c->code == KOPT_Q8 || c->code == KOPT_SIGN) && c->first_index % KOPT_BLOCK_ != 0) return KOPT_ERROR_BOUNDS;
+    if (c->first_index >> 63 != 0 || (kopt_code_has_scales_(c->code) && c->first_index % KOPT_BLOCK_ != 0))
+        return KOPT_ERROR_BOUNDS;
     if (c->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     size = kopt_code_bytes_(c->code, c->n);
     grad_size = c->n * kopt_bytes_of_(grad_format);
@@ -8763,15 +8572,13 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-/* x, or the canonical NaN if x is any NaN. Compares bit patterns: with -Ofast a compiler assumes that no float is
-   NaN. */
+/* x, or the canonical NaN if x is any NaN. */
 KOPT_INLINE_ float kopt_canonical_nan_(float x) {
     const uint32_t u = kopt_as_u32_(x);
     return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
 
-/* Converts v->n elements. stream: 0 rounds to nearest; otherwise the rounding is stochastic with the random numbers of
-   this stream, and the caller has set v->seed, v->step, v->id and v->first. */
+/* Converts v->n elements, rounded to nearest if stream is 0, otherwise stochastically. */
 static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format,
                                               const kopt_byte_ *from, kopt_format from_format, int stream) {
     v->dst = to;
@@ -8801,14 +8608,13 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t l
    The stochastic bit is unbiased (section 12). */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
-    if (scale == 0 || scale == 0x7FC00000u) return 0;
+    if (kopt_codes_are_zero_(scale)) return 0;
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
     return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f));
 }
 
-/* The residual x - y of x, whose code decodes to y; 0 if it is not finite or would overflow in the format of the
-   residual. */
+/* The residual x - y of x, whose code decodes to y; 0 if it is not finite in the format of the residual. */
 static KOPT_HOST_DEVICE_ float kopt_residual_of_(float x, float y, kopt_format format) {
     const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
     const uint32_t lost = kopt_as_u32_(kopt_sub_(x, y));
@@ -8820,8 +8626,7 @@ KOPT_INLINE_ float kopt_add_scaled_(float sum, float y, float scale) {
     return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
-/* Encodes one block of n <= 256 elements: 4 bytes of scale, then the codes. KOPT_Q8 and KOPT_SIGN only. drawn: the
-   random numbers; NULL rounds to nearest. */
+/* Encodes one block of KOPT_Q8 or KOPT_SIGN: 4 bytes of scale, then the codes. drawn: NULL rounds to nearest. */
 static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format code, const float *x, size_t n,
                                                 kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
@@ -8839,30 +8644,24 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
         return;
     }
     for (i = 0; i < n; i++) { /* KOPT_SIGN */
-        const uint32_t minus =
-            kopt_sign_bit_(x[i], scale, drawn != NULL, drawn == NULL ? 0 : kopt_next_random16_(drawn, i));
-        bits |= minus << (i % 8);
-        if (i % 8 == 7 || i == n - 1) {
-            out[4 + i / 8] = (kopt_byte_)bits;
-            bits = 0;
-        }
+        const uint32_t r = drawn == NULL ? 0 : kopt_next_random16_(drawn, i);
+        if (i % 8 == 0) bits = 0;
+        bits |= kopt_sign_bit_(x[i], scale, drawn != NULL, r) << i % 8;
+        if (i % 8 == 7 || i == n - 1) out[4 + i / 8] = (kopt_byte_)bits;
     }
 }
 
 /* Decodes elements i .. i + n - 1 of the code at in to fp32 at y. They lie in one block, and i is a multiple of 8. */
 static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i,
                                                  size_t n) {
-    const size_t offset = code == KOPT_SIGN || code == KOPT_Q8 ? i % KOPT_BLOCK_ : 0;
+    const size_t offset = kopt_code_has_scales_(code) ? i % KOPT_BLOCK_ : 0;
     kopt_conversion_ v;
     size_t k;
     in += kopt_code_bytes_(code, i - offset);
     if (code == KOPT_SIGN) {
         const uint32_t scale = kopt_load_le32_(in);
-        const kopt_byte_ *const bits = in + 4 + offset / 8;
-        for (k = 0; k < n; k++) {
-            const uint32_t bit = (uint32_t)(bits[k / 8]) >> (k % 8);
-            kopt_store32_(y + 4 * k, scale ^ bit << 31);
-        }
+        in += 4 + offset / 8;
+        for (k = 0; k < n; k++) kopt_store32_(y + 4 * k, scale ^ (uint32_t)(in[k / 8] >> k % 8) << 31);
     } else if (code == KOPT_Q8) {
         kopt_byte_ scale[4];
         kopt_store32_(scale, kopt_load_le32_(in));
@@ -8873,23 +8672,19 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     }
 }
 
-/* kopt_compress() after the checks, block by block. c->step counts this gradient, too; in step 1 the old residual is
-   not read. x holds gradient + old residual, then the new residual. y holds up to KOPT_BLOCK_PART_ elements: first the
-   old residual, then the decoded values. */
+/* kopt_compress() after the checks, block by block. c->step counts this gradient; in step 1 the old residual is not
+   read. x: gradient + old residual, then the new residual. y: the old residual, then the decoded values. */
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
-    const int stochastic = c->rounding == KOPT_STOCHASTIC, blocks = c->code == KOPT_Q8 || c->code == KOPT_SIGN;
+    const int stochastic = c->rounding == KOPT_STOCHASTIC;
     kopt_byte_ *const residual = (kopt_byte_ *)c->residual;
-    kopt_conversion_ v;
+    kopt_conversion_ v = {NULL, NULL, KOPT_F32, KOPT_F32, 0, 0, c->seed, 0, c->step, c->id};
     kopt_random_reader_ drawn;
     float x[KOPT_BLOCK_], y[KOPT_BLOCK_PART_];
     kopt_byte_ *const xs = (kopt_byte_ *)x, *const ys = (kopt_byte_ *)y;
     size_t i, n, offset, k;
     kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
-    v.seed = c->seed;
-    v.step = c->step;
-    v.id = c->id;
     for (i = 0; i < c->n; i += n) {
         kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
         kopt_byte_ *const block_residual = residual == NULL ? NULL : residual + i * residual_size;
@@ -8904,17 +8699,15 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         }
         v.n = n;
         for (k = 0; k < n; k++) x[k] = kopt_canonical_nan_(x[k]);
-        if (blocks)
+        if (kopt_code_has_scales_(c->code))
             kopt_compress_block_(block, c->code, x, n, stochastic ? &drawn : NULL);
         else
             kopt_convert_part_(&v, block, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == NULL) continue;
         for (offset = 0; offset < n; offset += KOPT_BLOCK_PART_) {
             const size_t part = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
-            const kopt_format format = c->residual_format;
-            float *const new_residual = x + offset;
             kopt_decompress_part_(ys, out, c->code, i + offset, part);
-            for (k = 0; k < part; k++) new_residual[k] = kopt_residual_of_(new_residual[k], y[k], format);
+            for (k = 0; k < part; k++) x[offset + k] = kopt_residual_of_(x[offset + k], y[k], c->residual_format);
         }
         kopt_convert_part_(&v, block_residual, c->residual_format, xs, KOPT_F32,
                            c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
@@ -8967,8 +8760,8 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
 KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                   kopt_format format, size_t n, double scale) {
     const kopt_result result = kopt_check_array_(out, out_format, n);
+    kopt_tool_ t = {KOPT_TOOL_SUM_, format, out_format, NULL, (kopt_byte_ *)out, n, NULL, 0, shards, count, 0};
     kopt_environment_ environment;
-    kopt_tool_ t;
     size_t k;
     if (result != KOPT_OK) return result;
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
@@ -8979,21 +8772,14 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards, count * sizeof *shards)) return KOPT_ERROR_OVERLAP;
     for (k = 0; k < count; k++) {
         if (shards[k] == NULL) return KOPT_ERROR_NULL;
-        if (shards[k] == out && format == out_format) continue;
-        if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards[k], n * kopt_bytes_of_(format)))
+        if ((shards[k] != out || format != out_format) &&
+            kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards[k], n * kopt_bytes_of_(format)))
             return KOPT_ERROR_OVERLAP;
     }
     kopt_enter_(&environment);
     t.scale = kopt_to_float_(scale);
+    KOPT_KERNEL_(tool)(&t);
     kopt_leave_(&environment);
-    t.kind = KOPT_TOOL_SUM_;
-    t.dst = (kopt_byte_ *)out;
-    t.dst_format = out_format;
-    t.src_format = format;
-    t.shards = shards;
-    t.count = count;
-    t.n = n;
-    kopt_run_tool_(&t);
     return KOPT_OK;
 }
 
@@ -9015,31 +8801,15 @@ static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
 
 KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
                                    size_t n) {
-    kopt_conversion_ c;
-    c.dst = (kopt_byte_ *)dst;
-    c.src = (const kopt_byte_ *)src;
-    c.dst_format = dst_format;
-    c.src_format = src_format;
-    c.n = n;
-    c.stochastic = 0;
-    c.seed = c.first = 0;
-    c.step = c.id = 0;
+    const kopt_conversion_ c = {(kopt_byte_ *)dst, (const kopt_byte_ *)src, dst_format, src_format, n, 0, 0, 0, 0, 0};
     return kopt_convert_run_(&c);
 }
 
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                               kopt_format src_format, size_t n, kopt_random_key key) {
-    kopt_conversion_ c;
-    c.dst = (kopt_byte_ *)dst;
-    c.src = (const kopt_byte_ *)src;
-    c.dst_format = dst_format;
-    c.src_format = src_format;
-    c.n = n;
-    c.stochastic = KOPT_RANDOM_CONVERT_;
-    c.seed = key.seed;
-    c.first = key.first_index;
-    c.step = key.step;
-    c.id = key.id;
+    const kopt_conversion_ c = {
+        (kopt_byte_ *)dst,    (const kopt_byte_ *)src, dst_format,      src_format, n,
+        KOPT_RANDOM_CONVERT_, key.seed,                key.first_index, key.step,   key.id};
     return kopt_convert_run_(&c);
 }
 
