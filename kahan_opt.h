@@ -8885,12 +8885,12 @@ KOPT_API_ kopt_result kopt_map(kopt_function f, void *out, const void *x, kopt_f
 
 KOPT_API_ kopt_result kopt_map_backward(kopt_function f, void *dx, const void *dy, const void *x, kopt_format format,
                                         size_t n) {
-    static const kopt_function slope[] = {
+    static const kopt_function kopt_slopes_[] = {
         KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
         KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
     if ((unsigned)f > (unsigned)KOPT_SOFTPLUS || f == KOPT_LOG || (format != KOPT_BF16 && format != KOPT_FP16))
         return KOPT_ERROR_OPTION;
-    return kopt_vmath_(KOPT_VMATH_MAP_BACKWARD_, slope[f], format, dx, dx, x, dy, n);
+    return kopt_vmath_(KOPT_VMATH_MAP_BACKWARD_, kopt_slopes_[f], format, dx, dx, x, dy, n);
 }
 
 /* ---- random numbers ---- */
