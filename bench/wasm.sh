@@ -1,10 +1,6 @@
 #!/bin/sh
 # WebAssembly without and with its vectors (-msimd128), in one process of node: the time of steps and conversions, the
 # stack, and the size of a small trainer. `./build.sh bench wasm [ROUNDS]`, or CLANG=clang-19 sh bench/wasm.sh [ROUNDS].
-# To count the instructions of another machine that has simd128:
-#     powerpc64le-linux-gnu-gcc -O2 -static -o build/bench/wasm bench/wasm.c
-#     qemu-ppc64le -singlestep -d exec,nochain -D /dev/stdout build/bench/wasm a 2 | grep -c ^Trace
-# Twice, once and the difference: a step of 8192 weights. A third argument chooses scalar code.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/bench
@@ -56,6 +52,4 @@ bytes() { # bytes FLAG...
 }
 for flags in -O2 -Os; do
     echo "| $flags | $(bytes $flags) | $(bytes $flags -msimd128) |"
-    only='-DKAHAN_OPT_ONLY=(KOPT_TINY|KOPT_WITH_CHECKS)'
-    echo "| $flags, bf16 AdamW and SGD only | $(bytes $flags "$only") | $(bytes $flags "$only" -msimd128) |"
 done

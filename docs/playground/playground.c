@@ -25,10 +25,6 @@
 
 #define KAHAN_OPT_VMATH /* kopt_vmath_exp, _log, _tanh and _sincospi; kopt_normal, kopt_uniform */
 #ifdef __wasm__
-/* What the page does not use stays out, for a small file. The bits stay the same. */
-#define KAHAN_OPT_ONLY                                                                             \
-    (KOPT_WITH_F32 | KOPT_WITH_BF16 | KOPT_WITH_NEAREST | KOPT_WITH_STOCHASTIC | KOPT_WITH_KAHAN | \
-     KOPT_WITH_STOCHASTIC_STATE | KOPT_WITH_DECOUPLED | KOPT_WITH_ADAM | KOPT_WITH_EXTRAS | KOPT_WITH_CHECKS)
 #define EXPORT(name) __attribute__((export_name(#name))) name
 #else
 #define EXPORT(name) name
