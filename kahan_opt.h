@@ -129,8 +129,8 @@
       values, and 8-bit moments are not flushed. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
    6. Memory. Any alignment; n up to SIZE_MAX / 32 - 8; pointers may be NULL if n is 0. The stack use is at most 12 KB
-      (2 KB in a build without vectors) plus 1 KB per 8-bit moment. Compiled by clang -O0, functions
-      use up to 48 KB.
+      (3 KB in a build without vectors), and 4 KB more with 8-bit moments or with what KAHAN_OPT_VMATH adds. Compiled by
+      clang -O0, functions use up to 48 KB.
    7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
       kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
       struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.

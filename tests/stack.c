@@ -69,7 +69,7 @@ static const char *const class_name[CLASSES] = {"all else", "moments in 8 bits",
 /* Without vectors in the build; with them, of the scalar kernels, which no machine takes by itself, and of others. */
 static size_t limit_of(kopt_isa isa, int class) {
 #ifdef KAHAN_OPT_NO_SIMD
-    const size_t plain = 2048;
+    const size_t plain = 3072;
 #else
     const size_t plain = isa == KOPT_ISA_SCALAR ? 3072 : 12288;
 #endif
