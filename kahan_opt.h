@@ -3229,32 +3229,23 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
 
 FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->weight_decay); }
 
-#ifndef CORE_ONLY_
+#if KOPT_PASS_ < KOPT_PASS_CUDA_ /* CUDA has loads, stores and loops of its own */
 /* ---- loads and stores of n lanes ---- */
 
 /* How many of n elements, from element i on, one vector takes. */
 FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : LANES_; }
 
 /* Loads n elements of 4, 2 (zero-extended) or 1 byte (sign-extended); the other lanes are 0. Reads nothing past
-   the n-th element. n is 1 to LANES_; in the scalar pass always 1. */
+   the n-th element. n is 1 to LANES_. */
 FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
-#ifndef ONE_LANE_
     kopt_byte_ part[4 * LANES_];
-    if (n < LANES_) p = kopt_copy_padded_(part, sizeof part, p, n * size);
-#else
-    (void)n;
-#endif
+    if (LANES_ > 1 && n < LANES_) p = kopt_copy_padded_(part, sizeof part, p, n * size);
     return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
 }
 
 /* Stores the low `size` bytes of the first n lanes, and writes nothing past them. Vectors: size is 4 or 2. */
 FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
-#ifndef ONE_LANE_
-    kopt_byte_ part[4 * LANES_], *to = n < LANES_ ? part : p;
-#else
-    kopt_byte_ *to = p;
-    (void)n;
-#endif
+    kopt_byte_ part[4 * LANES_], *const to = LANES_ > 1 && n < LANES_ ? part : p;
     if (size == 4)
         store32_(to, a);
     else if (size == 2)
@@ -3262,14 +3253,13 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #ifdef ONE_LANE_
     else
         K_(store8)(to, a);
-#else
-    if (n < LANES_) memcpy(p, part, n * size);
 #endif
+    if (LANES_ > 1 && n < LANES_) memcpy(p, part, n * size);
 }
 #endif
 
-/* NOINLINE_FN_: a function that is not inlined in the passes with vectors, where inlining would double the compile
-   time. On a GPU it is inlined, so that its values stay in registers. */
+/* NOINLINE_FN_: a function that the passes with vectors do not inline: inlining would double the compile time. On a GPU
+   it is inlined, so that its values stay in registers. */
 #if KOPT_PASS_ >= KOPT_PASS_CUDA_
 #define NOINLINE_FN_ FN_
 #elif !defined(ONE_LANE_)
@@ -3278,9 +3268,9 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #define NOINLINE_FN_ KOPT_SMALL_FN_
 #endif
 
+#ifndef CORE_ONLY_
 /* ---- random bits ---- */
 
-#ifndef CORE_ONLY_
 /* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane_[l]. `block` is a
    multiple of LANES_. Not inlined: a call of vectors serves up to 128 * LANES_ elements. */
 NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
@@ -3319,31 +3309,13 @@ FN_ vu32_ K_(random_at)(vu32_ x[4], const kopt_philox_key_ *cipher, uint64_t ind
 /* Number k, in the low 16 bits; the bits above are arbitrary. */
 FN_ vu32_ K_(random16)(vu32_ r, uint32_t k) { return r + k * (r >> 16); }
 
-/* What random_next keeps from call to call. */
-typedef struct random_buffer_ {
-    vu32_ x[4];
-} random_buffer_;
-
-/* Number 0 of the *n elements from this global index on, in the low halves; the upper halves are arbitrary. Each call
-   takes the elements after those of the call before. first: this is the first call. */
-FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, uint64_t index, int first,
-                          size_t *n) {
-    *n = 1;
-    return K_(random_at)(buffer->x, cipher, index, first);
-}
-
-FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
-    w[0] = x[0];
-    w[1] = x[1];
-    w[2] = x[2];
-    w[3] = x[3];
-}
+FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) { memcpy(w, x, 4 * sizeof w[0]); }
 #else
 /* Transposes the output of philox into the order of memory: w holds the 4 * LANES_ words, one Philox block after the
-   other, the first LANES_ words in w[0]. block_of_lane_ orders the blocks so that these interleavings suffice. */
+   other. block_of_lane_ orders the blocks so that these interleavings suffice. */
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
-    vu32_ even_low = K_(interleave_low)(x[0], x[2]), even_high = K_(interleave_high)(x[0], x[2]);
-    vu32_ odd_low = K_(interleave_low)(x[1], x[3]), odd_high = K_(interleave_high)(x[1], x[3]);
+    const vu32_ even_low = K_(interleave_low)(x[0], x[2]), even_high = K_(interleave_high)(x[0], x[2]);
+    const vu32_ odd_low = K_(interleave_low)(x[1], x[3]), odd_high = K_(interleave_high)(x[1], x[3]);
     w[0] = K_(interleave_low)(even_low, odd_low);
     w[1] = K_(interleave_high)(even_low, odd_low);
     w[2] = K_(interleave_low)(even_high, odd_high);
@@ -3354,11 +3326,11 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
    elements [from, to) of each group use; `words` has room for the 64 words of a whole group. */
 NOINLINE_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, uint64_t index, size_t from,
                                   size_t to) {
+    const uint64_t first_block = kopt_philox_block_(index - (unsigned)(index % KOPT_RANDOM_SPAN_));
     size_t block, i;
-    index -= (unsigned)(index % KOPT_RANDOM_SPAN_);
     for (block = from / 8 / LANES_ * LANES_; 8 * block < to; block += LANES_) {
         vu32_ x[4], w[4];
-        K_(philox)(x, cipher, kopt_philox_block_(index) + block);
+        K_(philox)(x, cipher, first_block + block);
         K_(philox_transpose)(w, x);
         for (i = 0; i < 4; i++) store32_((kopt_byte_ *)(words + 4 * block + i * LANES_), w[i]);
     }
@@ -3378,20 +3350,23 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
     }
 }
 
-/* What random_next keeps: the words of the span, and r of the group. lower is longer: a load may go past the group. */
-typedef struct random_buffer_ {
-    uint32_t words[KOPT_RANDOM_GROUP_ / 2], lower[KOPT_RANDOM_GROUP_ / 2 + LANES_], upper[KOPT_RANDOM_GROUP_ / 2];
-} random_buffer_;
-
-/* As in the scalar pass, but zero-extended: the upper halves are 0. *n is LANES_, or less at the end of a group. */
-FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher, uint64_t index, int first,
-                          size_t *n) {
-    const size_t position = (unsigned)(index % KOPT_RANDOM_GROUP_);
-    if (index % KOPT_RANDOM_SPAN_ == 0 || first) K_(random_span)(buffer->words, cipher, index, 0, KOPT_RANDOM_GROUP_);
-    if (position == 0 || first)
-        K_(random_group)(buffer->lower, buffer->upper, buffer->words, index, 0, KOPT_RANDOM_GROUP_);
-    *n = KOPT_RANDOM_GROUP_ - position < LANES_ ? KOPT_RANDOM_GROUP_ - position : LANES_;
-    return load16_((const kopt_byte_ *)buffer->lower + 2 * position);
+/* Makes the random numbers of the n elements from this global index on. need_words: r does not hold the words of their
+   span yet. last_use: no later tile uses these words. Then, if the n elements lie in one group, only their words are
+   made. */
+NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, uint64_t index, size_t n,
+                                       int need_words, int last_use) {
+    const size_t offset = (unsigned)(index % KOPT_RANDOM_GROUP_);
+    const int partial = last_use && offset + n <= KOPT_RANDOM_GROUP_;
+    const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
+    size_t q;
+    for (q = 0; q < offset + n; q += KOPT_RANDOM_GROUP_) {
+        const uint64_t group = index - offset + q;
+        if (group % KOPT_RANDOM_SPAN_ == 0 || (need_words && q == 0))
+            K_(random_span)(r->words, cipher, group, from, to);
+        K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, group, from, to);
+    }
+    r->number = (const kopt_byte_ *)r->lower + 2 * offset;
+    r->stride = (const kopt_byte_ *)r->upper + 2 * offset;
 }
 #endif
 #endif
@@ -3400,6 +3375,8 @@ FN_ vu32_ K_(random_next)(random_buffer_ *buffer, const kopt_philox_key_ *cipher
 
 /* Section 6b. square: 1 for means of squares, whose roots are coded without a sign; 0 for all other numbers. */
 
+FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
+
 /* What a number is multiplied by before it is encoded: 2^24 / scale for a root (far from subnormals), 2 / scale for
    another number. */
 FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
@@ -3407,8 +3384,7 @@ FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
 }
 
 /* The place of a number among the codes, in the upper half. y: the number times inverse_scale_q8(). r: 16 random bits,
-   or 2^15 to round to nearest. Of a root, place_to_code makes the code. The place of another number is its code, with
-   the sign in bit 31. */
+   or 2^15 to round to nearest. The place of a number that is no root is its code, with the sign in bit 31. */
 FN_ vu32_ K_(place_q8)(vf32_ y, int square, vu32_ r) {
     const vu32_ u = as_u32_(y);
     vf32_ mag;
@@ -3422,15 +3398,13 @@ FN_ vu32_ K_(place_q8)(vf32_ y, int square, vu32_ r) {
     return or_(iadd_(shr_(iadd_(as_u32_(mag), isplat_(8 - 0x39000000u)), 4), r), and_(u, isplat_(0x80000000u)));
 }
 
-/* The code of a root from its place, both in the upper half: KOPT_ROOT_PLACE_ less, but at least 1, and 0 if the place
-   is 0. */
-#if defined(ONE_LANE_) || defined(CORE_ONLY_)
+/* The code in the upper half. Of a root: KOPT_ROOT_PLACE_ less than its place, but at least 1, and 0 if the place is
+   0. */
 FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
     const vu32_ place = K_(place_q8)(y, square, r);
     if (!square) return place;
     return imax_(isub_(place, isplat_(KOPT_ROOT_PLACE_ << 16)), as_u32_(min_(as_f32_(place), as_f32_(isplat_(65536)))));
 }
-#endif
 
 #ifdef ONE_LANE_
 /* The code as a byte of memory, with the sign in bit 7. */
@@ -3458,14 +3432,15 @@ FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
 
 /* Section 2. Kernels round in 32-bit words whose upper half is the 16-bit number, and whose lower half is the part that
    is cut off: the extended bits of section 1 (bf16: the fp32 word itself). A number is ordinary if its magnitude is
-   below the largest finite one of the format. The others are NaN, infinity and the numbers of the last interval before
-   infinity (section 2). Vectors round ordinary numbers only; vectors with any other value go to the scalar code. */
+   below the largest finite one of the format. Vectors round ordinary numbers only; vectors with any other value go to
+   the scalar code. */
 
 /* Constants of the vector loops. Hoisted, as compilers would otherwise rebuild some of them in each iteration. */
 typedef struct constants_ {
-    vu32_ one, bias, half_ulp, upper, lower, exponent, magnitude, bf16_limit;
-    vu32_ abs_mask, subnormal, fp16_limit;
-    vf32_ two_to_minus_14, two_to_40;
+    vu32_ one, bias, half_ulp, upper, lower;
+    vu32_ exponent, magnitude, bf16_limit; /* of two bf16 in a word: masks, and the largest ordinary magnitude */
+    vu32_ abs_mask, subnormal, fp16_limit; /* of an fp32: mask, largest subnormal, largest ordinary one in fp16 */
+    vf32_ two_to_minus_14, two_to_40;      /* below 2^-14 fp16 is subnormal, in equal steps */
 } constants_;
 
 FN_ constants_ K_(make_constants)(void) {
@@ -3475,39 +3450,41 @@ FN_ constants_ K_(make_constants)(void) {
     c.half_ulp = isplat_hoisted_(0x8000u);
     c.upper = isplat_hoisted_(0xFFFF0000u);
     c.lower = isplat_hoisted_(0xFFFFu);
-    c.exponent = isplat_hoisted_(0x7F807F80u);                 /* masks of two bf16 in a word: their exponents */
-    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);                /* and magnitudes */
-    c.bf16_limit = isplat_hoisted_(0x7F7E7F7Eu);               /* the largest ordinary magnitude, twice */
-    c.abs_mask = isplat_hoisted_(0x7FFFFFFFu);                 /* mask of the magnitude of an fp32 */
-    c.subnormal = isplat_hoisted_(0x007FFFFFu);                /* the largest subnormal fp32 */
-    c.fp16_limit = isplat_hoisted_(0x477FDFFFu);               /* the largest fp32 that is ordinary in fp16 */
-    c.two_to_minus_14 = as_f32_(isplat_hoisted_(0x38800000u)); /* 2^-14: below it fp16 is subnormal, in equal steps */
-    c.two_to_40 = as_f32_(isplat_hoisted_(0x53800000u));       /* 2^40 */
+    c.exponent = isplat_hoisted_(0x7F807F80u);
+    c.magnitude = isplat_hoisted_(0x7FFF7FFFu);
+    c.bf16_limit = isplat_hoisted_(0x7F7E7F7Eu);
+    c.abs_mask = isplat_hoisted_(0x7FFFFFFFu);
+    c.subnormal = isplat_hoisted_(0x007FFFFFu);
+    c.fp16_limit = isplat_hoisted_(0x477FDFFFu);
+    c.two_to_minus_14 = as_f32_(isplat_hoisted_(0x38800000u));
+    c.two_to_40 = as_f32_(isplat_hoisted_(0x53800000u));
     return c;
 }
 
-FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
+FN_ vmask_ K_(is_nan)(vf32_ x) { return igt_(K_(abs_u32)(x), isplat_(0x7F800000u)); }
 
-#ifndef ONE_LANE_
+/* Makes a NaN canonical. With another payload, rounding in vectors could carry and turn the NaN into a number. */
+FN_ vf32_ K_(canonical_nan)(vf32_ x) { return as_f32_(select_(K_(is_nan)(x), isplat_(0x7FC00000u), as_u32_(x))); }
+
+#ifdef ONE_LANE_
+/* extended() of section 1. */
+FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
+    (void)c;
+    return format == KOPT_FP16 ? kopt_extended_fp16_(x) : as_u32_(K_(canonical_nan)(x));
+}
+#else
 /* extended() of section 1, for an fp16 magnitude below 2^16. */
 FN_ vu32_ K_(extended_fp16)(vu32_ mag, const constants_ *c) {
     const vf32_ low = min_(as_f32_(mag), c->two_to_minus_14);
     return iadd_(shl_(isub_(mag, as_u32_(low)), 3), K_(round_u32)(mul_(low, c->two_to_40)));
 }
-#endif
 
-/* extended() of section 1. Vectors: for ordinary numbers only. */
+/* extended() of section 1, for ordinary numbers. */
 FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
-#ifdef ONE_LANE_
-    const vu32_ u = as_u32_(x);
-    (void)c;
-    if (format == KOPT_FP16) return kopt_extended_fp16_(x);
-    return select_(igt_(and_(u, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), u);
-#else
     const vu32_ u = as_u32_(x), mag = and_(u, c->abs_mask);
     return format == KOPT_BF16 ? u : or_(K_(extended_fp16)(mag, c), xor_(u, mag));
-#endif
 }
+#endif
 
 /* from_extended() of section 1. largest: NULL, or the largest magnitudes so far, one per lane. If it is given, fp16
    magnitudes update it, and an fp16 infinity or NaN becomes a number above fp16_limit, so that the caller hands the
@@ -3529,19 +3506,10 @@ FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *largest) {
 /* x rounded to the nearest 16-bit number, ties to even, in the lower half. Takes any value. */
 FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
     vu32_ u = as_u32_(x);
-    const vmask_ nan = igt_(and_(u, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u));
-    if (format == KOPT_FP16) return select_(nan, isplat_(0x7E00u), narrow_fp16_(x));
+    if (format == KOPT_FP16) return select_(K_(is_nan)(x), isplat_(0x7E00u), narrow_fp16_(x));
     u = shr_(iadd_(iadd_(u, isplat_(0x7FFFu)), and_(shr_(u, 16), isplat_(1))), 16);
-    return select_(nan, isplat_(0x7FC0u), u);
+    return select_(K_(is_nan)(x), isplat_(0x7FC0u), u);
 }
-
-#ifdef ONE_LANE_
-/* The visible weight of KAHAN: split() of section 3, in the lower half. bf16 ties go away from zero. */
-FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
-    if (format == KOPT_FP16) return K_(round_nearest16)(x, format);
-    return shr_(iadd_(K_(extended)(x, format, NULL), isplat_(0x8000u)), 16);
-}
-#endif
 
 #ifndef FP16_
 /* round_fp16_: x rounded to fp16, and *stored = its 16 bits. */
@@ -3556,45 +3524,44 @@ FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
 }
 #endif
 
-/* x rounded stochastically to 16 bits, in the upper half. r: 16 random bits; vectors need zeros above them. */
-FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const constants_ *c) {
-    const vu32_ u = K_(extended)(x, format, c);
-#ifdef ONE_LANE_
-    r = (u & 0x7FFFFFFFu) > (format == KOPT_BF16 ? 0x7F7EFFFFu : 0x7BFEFFFFu) ? 0x8000u : r & 0xFFFFu;
-#endif
-    return iadd_(u, r);
-}
-
+/* x rounded to 16 bits, stochastically or to nearest, in the upper half. r: 16 random bits; vectors need zeros above
+   them. In one lane round16 takes any value, and the result is what a step stores. Vectors take ordinary numbers only,
+   and their caller flushes bf16. */
 #ifndef ONE_LANE_
-/* x rounded to 16 bits, stochastically or to nearest, in the upper half. r as for round_stochastic. In one lane it
-   takes any value, and the result is what a step stores. Vectors take ordinary numbers only, and their caller flushes
-   bf16. */
 FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
     const vu32_ u = as_u32_(x);
-    if (how == KOPT_STOCHASTIC) return K_(round_stochastic)(x, format, r, c);
-    if (format == KOPT_FP16) return shl_(narrow_fp16_(x), 16);
+    if (format == KOPT_FP16)
+        return how == KOPT_STOCHASTIC ? iadd_(K_(extended)(x, format, c), r) : shl_(narrow_fp16_(x), 16);
+    if (how == KOPT_STOCHASTIC) return iadd_(u, r);
     return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
 #else
-#if KOPT_PASS_ >= KOPT_PASS_CUDA_ /* values stay in registers */
-#define ROUND_ FN_
-#else
-#define ROUND_ static KOPT_NOINLINE_
-#endif
+/* The visible weight of KAHAN: split() of section 3, in the lower half. bf16 ties go away from zero. */
+FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
+    if (format == KOPT_FP16) return K_(round_nearest16)(x, format);
+    return (K_(extended)(x, format, NULL) + 0x8000u) >> 16;
+}
+
+/* Any value; the upper 16 bits of r do not matter. */
+FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const constants_ *c) {
+    const vu32_ u = K_(extended)(x, format, c);
+    return u + ((u & 0x7FFFFFFFu) > (format == KOPT_BF16 ? 0x7F7EFFFFu : 0x7BFEFFFFu) ? 0x8000u : r & 0xFFFFu);
+}
+
 /* A step stores a bf16 below 2^-126 as +0. u: the bf16 in the upper half. */
 FN_ vu32_ K_(flush_bf16)(vu32_ u, kopt_format format) { return format == KOPT_BF16 && (u & 0x7F800000u) == 0 ? 0 : u; }
 
-ROUND_ vu32_ K_(round16_bits)(vu32_ x, kopt_format format, kopt_rounding how, vu32_ r) {
-    vu32_ u = K_(extended)(as_f32_(x), KOPT_BF16, NULL); /* shared with round_stochastic */
-    u = how == KOPT_STOCHASTIC ? K_(round_stochastic)(as_f32_(x), format, r, NULL)
-        : format == KOPT_FP16  ? shl_(K_(round_nearest16)(as_f32_(x), format), 16)
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
+#define ROUND_ static KOPT_NOINLINE_
+#else /* values stay in registers */
+#define ROUND_ FN_
+#endif
+ROUND_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
+    vu32_ u = K_(extended)(x, KOPT_BF16, c); /* shared with round_stochastic */
+    u = how == KOPT_STOCHASTIC ? K_(round_stochastic)(x, format, r, c)
+        : format == KOPT_FP16  ? shl_(K_(round_nearest16)(x, format), 16)
                                : u + 0x7FFFu + ((u >> 16) & 1u);
     return K_(flush_bf16)(u, format);
-}
-#undef ROUND_
-FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
-    (void)c;
-    return K_(round16_bits)(as_u32_(x), format, how, r);
 }
 #endif
 
@@ -3607,12 +3574,6 @@ FN_ vu32_ K_(flush_f32)(vf32_ x) {
     u = select_or_zero_(igt_(mag, isplat_(0x007FFFFFu)), u);
     return select_(igt_(mag, isplat_(0x7F800000u)), isplat_(0x7FC00000u), u);
 #endif
-}
-
-/* Makes a NaN canonical. With another payload, rounding in vectors could carry and turn the NaN into a number. */
-FN_ vf32_ K_(canonical_nan)(vf32_ x) {
-    return as_f32_(
-        select_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), as_u32_(x)));
 }
 
 /* A stored number as fp32; a: its 32 or 16 bits, zero-extended. */
@@ -4147,48 +4108,36 @@ typedef struct moments_ {
     vf32_ x[4], root[4];
 } moments_;
 
-/* mean(beta, old, x) of section 6a. */
+/* mean(beta, old, x) of section 6a. square(beta, old, x) is this mean with gain * x as the gain. */
 FN_ vf32_ K_(moving_average)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
     return add_(mul_(beta, old), mul_(gain, x));
 }
 
-/* square(beta, old, x) of section 6a. */
-FN_ vf32_ K_(moving_average_of_squares)(vf32_ beta, vf32_ gain, vf32_ old, vf32_ x) {
-    return add_(mul_(beta, old), mul_(mul_(gain, x), x));
-}
-
 /* -1, 0 or 1; NaN stays NaN. */
 FN_ vf32_ K_(sign)(vf32_ x) {
-    vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), one = or_(xor_(as_u32_(x), mag), isplat_(0x3F800000u));
+    vu32_ mag = K_(abs_u32)(x), one = or_(xor_(as_u32_(x), mag), isplat_(0x3F800000u));
     one = select_or_zero_(igt_(mag, isplat_(0)), one);
     return as_f32_(select_(igt_(mag, isplat_(0x7F800000u)), as_u32_(x), one));
 }
 
 /* The larger of two magnitudes; NaN if one of them is NaN. */
-FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) {
-    vu32_ x = and_(as_u32_(a), isplat_(0x7FFFFFFFu)), y = and_(as_u32_(b), isplat_(0x7FFFFFFFu));
-    return as_f32_(select_(igt_(x, y), x, y));
-}
+FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) { return as_f32_(imax_(K_(abs_u32)(a), K_(abs_u32)(b))); }
 
-/* The number of moments; a constant where the rule decides it. */
-#define MOMENTS_ kind.moment_count
-
-/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant. They remove unreachable code before
-   they unroll, so this takes a fraction of the compile time of four copies in the source. clang 19 makes the
-   fastest code of the second form on x86. Older ones, and clang 19 on NEON, make slower code of fp16 from it. */
+/* A loop over the moments m of a rule. Compilers unroll it, so that m is constant, in a fraction of the time that four
+   copies in the source take. The second form is the fastest of clang 19 on x86; older ones, and NEON, lose by it. */
 #if defined(KOPT_GCC_) && __GNUC__ >= 8 && !defined(__CUDACC__)
-#define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < MOMENTS_; m++)
+#define EACH_MOMENT_ _Pragma("GCC unroll 4") for (m = 0; m < kind.moment_count; m++)
 #elif defined(KOPT_X86_) && defined(__clang__) && __clang_major__ >= 19
 #define EACH_MOMENT_        \
     for (m = 0; m < 4; m++) \
-        if (m < MOMENTS_)
+        if (m < kind.moment_count)
 #else
-#define EACH_MOMENT_ for (m = 0; m < 4 && m < MOMENTS_; m++)
+#define EACH_MOMENT_ for (m = 0; m < 4 && m < kind.moment_count; m++)
 #endif
 
-/* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the weight
-   that decay sees (section 3), compensation that of KAHAN or 0. L2 reads w, and KOPT_EMA reads both; in all other
-   cases they may be anything. */
+/* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the full
+   weight or, with KAHAN, the visible one, which decay reads (section 3), compensation that of KAHAN or 0. L2 reads w,
+   and KOPT_EMA reads both; in all other cases they may be anything. */
 FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p) {
     vf32_ x, denominator;
     p->root[0] = p->root[1] = p->root[2] = p->root[3] = g; /* any value */
@@ -4199,7 +4148,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
     }
 
     if (kind.rule == KOPT_SGD) { /* section 5 */
-        if (MOMENTS_ == 0) return g;
+        if (kind.moment_count == 0) return g;
         p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
         return kind.nesterov ? add_(g, mul_(k->extrapolation, p->x[0])) : p->x[0];
     }
@@ -4218,8 +4167,9 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         const vf32_ change = k->first_step ? splat_(0) : sub_(g, p->x[3]);
         p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
         p->x[2] = K_(moving_average)(k->beta2, k->gain2, p->x[2], change);
-        p->x[1] = K_(moving_average_of_squares)(k->beta3, k->gain3, p->x[1], add_(g, mul_(k->extrapolation, change)));
         p->x[3] = g;
+        g = add_(g, mul_(k->extrapolation, change));
+        p->x[1] = K_(moving_average)(k->beta3, mul_(k->gain3, g), p->x[1], g);
         p->root[1] = sqrt_(p->x[1]);
         return div_(add_(p->x[0], mul_(k->third_scale, p->x[2])), add_(mul_(p->root[1], k->root_scale), k->eps));
     }
@@ -4227,9 +4177,9 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
     if (kind.rule != KOPT_ADAM && kind.rule != KOPT_ADAM_ATAN2) return as_f32_(isplat_(0x7FC00000u)); /* no such rule */
     /* sections 6 and 6a: Adam, AMSGrad, StableAdamW, Adam-atan2; RAdam and Ranger: Adam with other scalars */
     p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
-    p->x[1] = K_(moving_average_of_squares)(k->beta2, k->gain2, p->x[1], g);
+    p->x[1] = K_(moving_average)(k->beta2, mul_(k->gain2, g), p->x[1], g);
     denominator = p->root[1] = sqrt_(p->x[1]);
-    if (MOMENTS_ > 2) { /* AMSGrad */
+    if (kind.moment_count > 2) { /* AMSGrad */
         p->x[2] = K_(max_abs)(p->x[2], p->x[1]);
         denominator = p->root[2] = sqrt_(p->x[2]);
     }
@@ -4255,63 +4205,62 @@ FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ compensation, vf32_ upd
     return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(compensation, slow_compensation)), update)));
 }
 
-#ifndef TOOLS_ISA_
 /* The ratio of StableAdamW (section 6a): g / larger(sqrt(new second moment) * root_scale, eps). g: the gradient after
    grad_scale and L2; v: the second moment before the step. */
 FN_ vf32_ K_(stable_ratio_of)(const scalars_ *k, vf32_ g, vf32_ v) {
-    v = K_(moving_average_of_squares)(k->beta2, k->gain2, v, g);
+    v = K_(moving_average)(k->beta2, mul_(k->gain2, g), v, g);
     return div_(g, K_(max_abs)(mul_(sqrt_(v), k->root_scale), k->eps));
 }
-#endif
 
 /* ---- weights and moments, from and to memory ---- */
+
+/* Does a step with this rounding keep the bits below its 16-bit weights as the residual (COMPACT, EXACT)? */
+FN_ int K_(stores_bits)(kopt_kind_ kind) {
+    return kind.weight != KOPT_F32 && (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT);
+}
 
 /* The full weight of COMPACT or EXACT (section 3), from the 16 bits of the weight and its residual: 8 bits,
    sign-extended (COMPACT), or 16 bits, zero-extended (EXACT). A weight that the caller stored may stand beside a
    residual that does not belong to it. If the two together are infinite or NaN, the weight stands alone. With largest
    (see from_extended) such vectors go to the scalar code. */
 FN_ vf32_ K_(full_weight)(kopt_rounding rounding, kopt_format format, vu32_ stored, vu32_ residual, vu32_ *largest) {
-    vu32_ u, mag;
+    vu32_ u;
     if (rounding == KOPT_COMPACT) residual = shl_(residual, 8);
     if (rounding == KOPT_EXACT) residual = isub_(xor_(residual, isplat_(0x8000u)), isplat_(0x8000u));
-    u = iadd_(shl_(stored, 16), residual);
-    u = as_u32_(K_(from_extended)(u, format, largest));
+    u = as_u32_(K_(from_extended)(iadd_(shl_(stored, 16), residual), format, largest));
     if (largest != NULL) return as_f32_(u);
-    mag = and_(u, isplat_(0x7FFFFFFFu));
-    return as_f32_(
-        select_(igt_(mag, isplat_(0x7F7FFFFFu)), as_u32_(K_(widen)(and_(stored, isplat_(0xFFFFu)), format)), u));
+    stored = as_u32_(K_(widen)(and_(stored, isplat_(0xFFFFu)), format));
+    return as_f32_(select_(igt_(and_(u, isplat_(0x7FFFFFFFu)), isplat_(0x7F7FFFFFu)), stored, u));
 }
 
-/* The weight store of section 3, for 16-bit weights: subtracts the update, and returns the new weight in the upper
-   half. w is the weight that decay sees, compensation that of KAHAN. *residual: the new residual, in the upper half
-   (COMPACT: its low 8 bits). *largest is updated with the magnitude of w - update before rounding, where vectors
-   have to check it: with COMPACT and EXACT, in fp16 with NEAREST and STOCHASTIC, and with CHECK_UNROUNDED_ always. The
-   caller flushes small bf16
-   weights to zero, and the vector code also small compensations. */
+/* The weight store of section 3, for 16-bit weights. Returns the new weight, w - update, in the upper half. w: as decay
+   reads it; compensation: that of KAHAN. Sets *residual, in the upper half (COMPACT: its low 8 bits). Raises *largest
+   to |w - update| where vectors have to test it before rounding: with COMPACT and EXACT, in fp16 with NEAREST and
+   STOCHASTIC, and with CHECK_UNROUNDED_ always. The caller flushes small bf16 weights to zero, vector code also small
+   compensations. */
 FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, vu32_ r, const constants_ *c,
                      vu32_ *residual, vu32_ *largest) {
     const int kahan = kind.rounding == KOPT_KAHAN;
     vf32_ y, new_w;
     vu32_ u = r;
-    if (kind.rounding == KOPT_EXACT || kind.rounding == KOPT_COMPACT) { /* w, y: x, x' of section 3 */
+    if (K_(stores_bits)(kind)) { /* w, y: x, x' of section 3 */
         vu32_ mag;
         y = sub_(w, update);
         mag = and_(as_u32_(y), c->abs_mask);
         *largest = imax_(*largest, mag);
 #ifdef FLUSH_
-        u = K_(extended)(K_(flush)(y), kind.weight, c);
+        y = K_(flush)(y);
 #else
-        u = K_(extended)(as_f32_(select_or_zero_(igt_(mag, c->subnormal), as_u32_(y))), kind.weight, c);
+        y = as_f32_(select_or_zero_(igt_(mag, c->subnormal), as_u32_(y)));
 #endif
+        u = K_(extended)(y, kind.weight, c);
         if (kind.rounding == KOPT_COMPACT) { /* keeps the upper 8 of the 16 bits below the weight */
 #ifdef ONE_LANE_
             r &= 0xFFFFu;
 #endif
             u = iadd_(u, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : isplat_(0x80u));
-            *residual = shl_(u, 8);
-        } else {
-            *residual = shl_(u, 16);
         }
+        *residual = shl_(u, kind.rounding == KOPT_COMPACT ? 8 : 16);
         return iadd_(u, c->half_ulp);
     }
     if (kahan) {
@@ -4352,27 +4301,19 @@ FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, 
 
 FN_ vf32_ K_(square_if)(vf32_ x, int rooted) { return rooted ? mul_(x, x) : x; }
 
-#if defined(ONE_LANE_) || defined(CORE_ONLY_)
-/* Decodes a stored weight and its residual. Returns the weight that decay sees (section 3); *compensation is that of
-   KAHAN, or 0. largest: see from_extended; scalar code passes NULL. */
+/* Decodes a stored weight and its residual. Returns the weight as decay reads it; *compensation is that of KAHAN, or 0.
+   largest: see from_extended; scalar code passes NULL. */
 FN_ vf32_ K_(load_weight)(kopt_kind_ kind, vu32_ stored, vu32_ residual, vf32_ *compensation, vu32_ *largest) {
     *compensation = splat_(0);
-    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT)
-        return K_(full_weight)(kind.rounding, kind.weight, stored, residual, largest);
+    if (K_(stores_bits)(kind)) return K_(full_weight)(kind.rounding, kind.weight, stored, residual, largest);
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
         *compensation = K_(widen)(residual, kind.weight);
         if (kind.weight == KOPT_FP16) *compensation = mul_(*compensation, splat_(1.0f / 2048));
     }
     return K_(widen)(stored, kind.weight);
 }
-#endif
 
-#ifdef ONE_LANE_
-/* ---- scalar code ---- */
-
-/* The scalar code of a step takes any kind and any value. For the stages see KOPT_DIRECTION_STAGE_. */
-
-/* An element in registers, as memory stores it: each number is in the low bits of its word. */
+/* An element of each lane, as memory stores it: each number is in the low bits of its word. */
 typedef struct element_ {
     vu32_ weight, residual, grad, moment[4], slow, slow_residual;
 } element_;
@@ -4380,6 +4321,19 @@ typedef struct element_ {
 FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
     return K_(square_if)(K_(widen)(e->moment[moment], kind.moment), kopt_stores_root_(kind, moment));
 }
+
+/* The ratio of StableAdamW for an element as stored. */
+FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e) {
+    vf32_ g = K_(widen)(e->grad, kind.grad), compensation;
+    if (k->use_scale) g = mul_(g, k->grad_scale);
+    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &compensation, NULL)));
+    return K_(stable_ratio_of)(k, g, K_(load_moment)(kind, e, 1));
+}
+
+#ifdef ONE_LANE_
+/* ---- scalar code ---- */
+
+/* The scalar code of a step takes any kind and any value. */
 
 /* A new moment as stored, in the low bits. An fp32 buffer takes it unrounded, and takes the root of a mean of squares.
    r: the random bits of the element. */
@@ -4405,30 +4359,25 @@ FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compe
     return x;
 }
 
-/* Stores the weight w - update and its residual in *e. r: the random number of the store. */
-FN_ void K_(encode_weight)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, element_ *e, vu32_ r) {
+/* The second stage of an element: updates its weight and residual. sync: with Lookahead. Returns the update. */
+FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ direction, vf32_ w, vf32_ compensation,
+                             element_ *e, vu32_ r, int sync) {
     const vu32_ infinity = kind.weight == KOPT_BF16 ? 0x7F80u : 0x7C00u;
     const constants_ c = K_(make_constants)();
     vu32_ residual = 0, largest = 0;
-    if (kind.weight == KOPT_F32) {
-        e->weight = K_(flush_f32)(sub_(w, update));
-        return;
-    }
-    e->weight =
-        K_(flush_bf16)(K_(commit)(kind, w, compensation, update, r, &c, &residual, &largest), kind.weight) >> 16;
-    e->residual = residual >> 16;
-    if ((e->weight & infinity) == infinity) e->residual = 0; /* infinite or NaN */
-}
-
-/* The second stage of an element: updates and stores its weight. sync: with Lookahead. Returns the update. */
-FN_ vf32_ K_(commit_element)(kopt_kind_ kind, const scalars_ *k, vf32_ direction, vf32_ w, vf32_ compensation,
-                             element_ *e, vu32_ r, int sync) {
     vf32_ slow_compensation, update = K_(update)(k, direction, w);
     if (sync) {
         const vf32_ slow = K_(load_weight)(kind, e->slow, e->slow_residual, &slow_compensation, NULL);
         update = K_(lookahead)(k->slow_scale, w, compensation, update, slow, slow_compensation);
     }
-    if (!k->moments_only) K_(encode_weight)(kind, w, compensation, update, e, K_(random16)(r, 0));
+    if (k->moments_only) return update;
+    if (kind.weight == KOPT_F32) {
+        e->weight = K_(flush_f32)(sub_(w, update));
+        return update;
+    }
+    e->weight = K_(commit)(kind, w, compensation, update, K_(random16)(r, 0), &c, &residual, &largest);
+    e->weight = K_(flush_bf16)(e->weight, kind.weight) >> 16;
+    e->residual = (e->weight & infinity) == infinity ? 0 : residual >> 16; /* infinite or NaN: 0 */
     return update;
 }
 
@@ -4453,6 +4402,7 @@ FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ 
               size != 0 && ((e->residual ^ old->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
 }
 
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
 FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(load_n)(p + i * size, size, 1); }
 FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
 
@@ -4461,16 +4411,15 @@ FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_
 FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, size_t i, vu32_ r, int stages,
                           kopt_byte_ *x_buffer) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding),
-                 moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const size_t moment_size = kopt_bytes_of_(kind.moment);
+    const int extras = (stages & KOPT_FINAL_STAGE_) != 0, sync = extras && k->sync;
     vf32_ w, compensation, x, update;
-    element_ e, old;
+    element_ e = {0, 0, 0, {0, 0, 0, 0}, 0, 0}, old;
     int m;
-    e.moment[0] = e.moment[1] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = e.grad = 0;
-    for (m = 0; m < 4; m++) old.moment[m] = 0;
-    old.slow = old.slow_residual = old.grad = 0;
-    e.weight = old.weight = K_(load_at)(j->weight, i, weight_size);
-    e.residual = old.residual = residual_size != 0 ? K_(load_at)(j->residual, i, residual_size) : 0;
+    e.weight = K_(load_at)(j->weight, i, weight_size);
+    if (residual_size != 0) e.residual = K_(load_at)(j->residual, i, residual_size);
+    old = e;
     w = K_(load_weight)(kind, e.weight, e.residual, &compensation, NULL);
     if ((stages & KOPT_DIRECTION_STAGE_) != 0) {
         e.grad = K_(load_at)(j->grad, i, grad_size);
@@ -4484,32 +4433,31 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
     } else {
         x = as_f32_(load32_(x_buffer));
     }
-    if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) {
+    if (sync) {
         e.slow = K_(load_at)(j->slow, i, weight_size);
-        e.slow_residual = residual_size != 0 ? K_(load_at)(j->slow_residual, i, residual_size) : 0;
+        if (residual_size != 0) e.slow_residual = K_(load_at)(j->slow_residual, i, residual_size);
     }
-    update = K_(commit_element)(kind, k, x, w, compensation, &e, r, (stages & KOPT_FINAL_STAGE_) != 0 && k->sync);
+    update = K_(commit_element)(kind, k, x, w, compensation, &e, r, sync);
     if (!k->moments_only) {
         K_(store_at)(j->weight, i, weight_size, e.weight);
         if (residual_size != 0) K_(store_at)(j->residual, i, residual_size, e.residual);
-        if ((stages & KOPT_FINAL_STAGE_) != 0 && k->sync) { /* the new slow weight */
+        if (sync) { /* the new slow weight */
             K_(store_at)(j->slow, i, weight_size, e.weight);
             if (residual_size != 0) K_(store_at)(j->slow_residual, i, residual_size, e.residual);
         }
-        if ((stages & KOPT_FINAL_STAGE_) != 0 && j->copy != NULL)
+        if (extras && j->copy != NULL)
             K_(store_at)(j->copy, i, kopt_bytes_of_(j->copy_format), K_(encode_copy)(kind, &e, j->copy_format));
     }
-    if ((stages & KOPT_FINAL_STAGE_) != 0 && j->counts != NULL) K_(count_element)(kind, j->counts, &old, &e, update);
-    if ((stages & KOPT_FINAL_STAGE_) != 0 && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
+    if (extras && j->counts != NULL) K_(count_element)(kind, j->counts, &old, &e, update);
+    if (extras && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
 }
 
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_
 /* Runs these stages of the elements i to i + n - 1. x: an fp32 buffer as for step_element, or NULL. pair: 0, or the
    buffer holds a pair of so many elements, first the even ones, then the odd ones. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
                                                                    kopt_byte_ *x, size_t pair) {
     const scalars_ k = K_(splat_job)(j);
-    const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
+    const kopt_kind_ kind = kopt_kind_of_(j, 1);
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
     vu32_ words[4];
@@ -4520,47 +4468,36 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
         K_(step_element)(j, kind, &k, i + q, r, stages, x == NULL ? x : x + offset);
     }
 }
-#endif
 
 /* Steps the elements [begin, end): all stages of an element, then the next element. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, 0);
 }
-#else                           /* vectors */
+
+NOINLINE_FN_ void K_(step)(const kopt_job_ *j) { K_(walk)(j, j->begin, j->end); }
+#endif
+
+#else /* vectors */
 /* ---- pairs of vectors ---- */
 
 /* The loops step two vectors at a time: a pair. Its elements are in the order of memory, or (EVEN_ODD_) one vector has
    the even and the other the odd elements. Those are the low and the high halves of 32-bit words, so bf16 needs no
    operation that crosses lanes. A function has one order in registers; what it loads and stores in another format, and
    what it hands on to a stage with another order, is reordered. */
+#define EVEN_ODD_ 1
 
-/* Bits of a pair's layout. Without RANDOM_ZERO_EXTENDED_ one vector holds the random numbers of the pair, two to a
-   word. */
-#define EVEN_ODD_ 1             /* the first vector has the even elements, the second the odd ones */
-#define RANDOM_ZERO_EXTENDED_ 2 /* each vector has a vector of random numbers, zero-extended */
-
-/* The order in which a stage of a tile has the elements of a pair whose arrays are in this format: the moments in the
-   first stage, the weights in the second one. x, w and compensation of a tile are in the order of the second stage. */
+/* The order of a stage whose arrays are in this format: the moments in the first stage, the weights in the second one.
+   x, w and compensation of a tile are in the order of the second stage. */
 #ifdef REORDER_
 #define ORDER_(format) ((format) == KOPT_BF16 ? EVEN_ODD_ : 0)
 #else
 #define ORDER_(format) 0
 #endif
 
-/* LANES_ numbers of an fp32 buffer. */
-FN_ vf32_ K_(load_f32)(const float *p) { return as_f32_(load32_((const kopt_byte_ *)p)); }
-FN_ void K_(store_f32)(float *p, vf32_ x) { store32_((kopt_byte_ *)p, as_u32_(x)); }
-
-/* The random numbers of the first and of the second vector, zero-extended. */
-FN_ vu32_ K_(first16)(vu32_ both, int layout, const constants_ *c) {
-    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
-           : (layout & EVEN_ODD_) != 0           ? and_(both, c->lower)
-                                                 : unpack_low16_(both);
-}
-FN_ vu32_ K_(second16)(vu32_ both, int layout) {
-    return (layout & RANDOM_ZERO_EXTENDED_) != 0 ? both
-           : (layout & EVEN_ODD_) != 0           ? shr_(both, 16)
-                                                 : K_(unpack_high16)(both);
+/* The 16-bit numbers of the first or the second vector of a pair, zero-extended. */
+FN_ vu32_ K_(random_half)(vu32_ both, int second, int order, const constants_ *c) {
+    if (order == EVEN_ODD_) return second ? shr_(both, 16) : and_(both, c->lower);
+    return second ? K_(unpack_high16)(both) : unpack_low16_(both);
 }
 
 /* One vector of a pair: its new moments, unrounded and rounded. */
@@ -4570,9 +4507,10 @@ typedef struct half_pair_ {
     vu32_ largest; /* the largest magnitude before rounding (fp16; with CHECK_UNROUNDED_ bf16, too) */
 } half_pair_;
 
-/* The rule, and the rounding of its moments, for the first or the second vector of a pair. */
+/* The rule, and the rounding of its moments, for the first or the second vector of a pair. number: number 0 of both
+   vectors, stride: 2 * other (see kopt_random_combine_). */
 FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ compensation,
-                             vf32_ g, vu32_ number, vu32_ stride, int second, int layout, half_pair_ *h) {
+                             vf32_ g, vu32_ number, vu32_ stride, int second, int order, half_pair_ *h) {
     const vf32_ x = K_(rule)(kind, k, w, compensation, g, &h->moments);
     vu32_ largest = isplat_(0);
     int m;
@@ -4580,11 +4518,10 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
     h->largest = largest;
     if (kind.moment == KOPT_F32) return x;
     EACH_MOMENT_ {
-        const int square = kopt_is_square_(kind.rule, m);
         const vf32_ moment = h->moments.x[m], root = h->moments.root[m];
         number = add16_(number, stride);
-        h->u[m] = K_(round_moment)(moment, kind.moment, square, root, kopt_moment_rounding_(kind, m),
-                                   second ? K_(second16)(number, layout) : K_(first16)(number, layout, c), c);
+        h->u[m] = K_(round_moment)(moment, kind.moment, kopt_is_square_(kind.rule, m), root,
+                                   kopt_moment_rounding_(kind, m), K_(random_half)(number, second, order, c), c);
         if (kind.moment == KOPT_FP16 || CHECK_UNROUNDED_)
             largest = imax_(largest, and_(as_u32_(kopt_stores_root_(kind, m) ? root : moment), c->abs_mask));
     }
@@ -4600,22 +4537,20 @@ typedef struct pair_ {
 
 /* A pair in another order: from and to are 0 or EVEN_ODD_. */
 FN_ pair_ K_(reorder)(pair_ x, int from, int to) {
-#ifdef REORDER_
     pair_ r = x;
     if (from == to) return x;
+#ifdef REORDER_
     if (to != 0)
         K_(deinterleave)(x.a, x.b, &r.a, &r.b);
     else
         K_(interleave)(x.a, x.b, &r.a, &r.b);
-    return r;
-#else
-    (void)from;
-    (void)to;
-    return x;
 #endif
+    return r;
 }
 
-/* Two vectors of an fp32 buffer. */
+/* LANES_ numbers of an fp32 buffer, and two vectors of it. */
+FN_ vf32_ K_(load_f32)(const float *p) { return as_f32_(load32_((const kopt_byte_ *)p)); }
+FN_ void K_(store_f32)(float *p, vf32_ x) { store32_((kopt_byte_ *)p, as_u32_(x)); }
 FN_ pair_ K_(load_f32_pair)(const float *p) {
     pair_ x;
     x.a = K_(load_f32)(p);
@@ -4637,10 +4572,7 @@ FN_ arrays_ K_(arrays_of)(const kopt_job_ *j) {
     a.weight = j->weight;
     a.residual = j->residual;
     a.grad = j->grad;
-    a.moment[0] = j->moment[0];
-    a.moment[1] = j->moment[1];
-    a.moment[2] = j->moment[2];
-    a.moment[3] = j->moment[3];
+    memcpy(a.moment, j->moment, sizeof a.moment);
     return a;
 }
 
@@ -4651,15 +4583,20 @@ FN_ void K_(prefetch_pair)(const kopt_byte_ *p, size_t i, size_t bytes) {
     for (q = 0; q < PAIR_ * bytes; q += 64) KOPT_PREFETCH_(p + i * bytes + 2048 + q);
 }
 
-/* The random numbers of a pair: number is number 0 of each element, stride is 2 * other (see kopt_random_combine_).
-   Without RANDOM_ZERO_EXTENDED_ both entries are the same vector. */
+/* The random numbers of the pair at element i of a tile, two to a word: number 0 and 2 * other of each element. */
 typedef struct random_pair_ {
-    vu32_ number[2], stride[2];
+    vu32_ number, stride;
 } random_pair_;
 
+FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *stride, size_t i) {
+    random_pair_ r;
+    r.number = load32_(number + 2 * i);
+    r.stride = load32_(stride + 2 * i);
+    return r;
+}
+
 /* Loads the elements i to i + PAIR_ - 1 as fp32. */
-FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int layout, const constants_ *c) {
-    const int order = layout & EVEN_ODD_;
+FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int order, const constants_ *c) {
     pair_ x;
     if (format == KOPT_F32) {
         x.a = as_f32_(load32_(p + 4 * i));
@@ -4675,44 +4612,42 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int l
         const vu32_ both = load32_(p + 2 * i);
         x.a = as_f32_(shl_(both, 16));
         x.b = as_f32_(and_(both, c->upper));
-    } else {
-#ifdef LOADS_EXTEND_
-        x.a = as_f32_(shl_(load16_(p + 2 * i), 16));
-        x.b = as_f32_(shl_(load16_(p + 2 * (i + LANES_)), 16));
-#else
-        const vu32_ both = load32_(p + 2 * i);
-        x.a = K_(bf16_low)(both);
-        x.b = K_(bf16_high)(both);
-#endif
+        return x;
     }
+#ifdef LOADS_EXTEND_
+    x.a = as_f32_(shl_(load16_(p + 2 * i), 16));
+    x.b = as_f32_(shl_(load16_(p + 2 * (i + LANES_)), 16));
+#else
+    x.a = K_(bf16_low)(load32_(p + 2 * i));
+    x.b = K_(bf16_high)(load32_(p + 2 * i));
+#endif
     return x;
 }
 
 /* Packs the upper halves of a pair, two to a word, in the order of memory. */
-FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int layout) {
+FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int order) {
 #ifdef SPECIALIZED_
-    if ((layout & EVEN_ODD_) != 0) return K_(interleave_high16)(a, b);
+    if (order != 0) return K_(interleave_high16)(a, b);
 #endif
-    (void)layout;
+    (void)order;
     return pack_high16_(a, b);
 }
 
-/* Loads a pair of weights as decay sees them (section 3), and the compensations: those of KAHAN, or 0. largest: see
+/* Loads a pair of weights as decay reads them, and the compensations: those of KAHAN, or 0. largest: see
    from_extended. */
-FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int layout, const constants_ *c,
+FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int order, const constants_ *c,
                                pair_ *compensation, vu32_ *largest) {
     pair_ w;
     compensation->a = compensation->b = splat_(0);
-    if (kind.weight != KOPT_F32 && kind.rounding >= KOPT_COMPACT) {
+    if (K_(stores_bits)(kind)) {
         const int exact = kind.rounding == KOPT_EXACT;
         kopt_rounding rounding = kind.rounding;
         const kopt_byte_ *const residual = j->residual + (exact ? 2 * i : i), *const weight = j->weight + 2 * i;
         vu32_ a, b, residual_a, residual_b;
-        if ((layout & EVEN_ODD_) != 0) {
-            const vu32_ both = load32_(weight);
+        if (order != 0) {
             const vu32_ residuals = exact ? load32_(residual) : shl_(load8_to16_(residual), 8); /* 16 bits each */
-            a = both;
-            b = shr_(both, 16);
+            a = load32_(weight);
+            b = shr_(a, 16);
             residual_a = and_(residuals, c->lower);
             residual_b = shr_(residuals, 16);
             rounding = KOPT_EXACT; /* what a residual of 16 bits means */
@@ -4727,25 +4662,25 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
         return w;
     }
     if (kind.weight != KOPT_F32 && kind.rounding == KOPT_KAHAN) {
-        *compensation = K_(load_pair)(j->residual, i, kind.weight, layout, c);
+        *compensation = K_(load_pair)(j->residual, i, kind.weight, order, c);
         if (kind.weight == KOPT_FP16) {
             compensation->a = mul_(compensation->a, splat_(1.0f / 2048));
             compensation->b = mul_(compensation->b, splat_(1.0f / 2048));
         }
     }
-    return K_(load_pair)(j->weight, i, kind.weight, layout, c);
+    return K_(load_pair)(j->weight, i, kind.weight, order, c);
 }
 
 /* The second stage of a pair: updates and stores weights and residuals. w_buffer, compensation_buffer: as in
-   direction_pair. number: number 0, as in random_pair_. Returns 0, with nothing stored, if the pair needs the scalar
-   code. */
+   direction_pair. number: see random_pair_. Returns 0, with nothing stored, if the pair needs the scalar code. */
 FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                        const float *w_buffer, const float *compensation_buffer, pair_ direction, const vu32_ number[2],
-                        int layout) {
+                        const float *w_buffer, const float *compensation_buffer, pair_ direction, vu32_ number,
+                        int order) {
+    const int bf16 = kind.weight == KOPT_BF16, kahan = kind.rounding == KOPT_KAHAN, bits = K_(stores_bits)(kind);
     vu32_ largest = isplat_(0), stored, residual, a, b, residual_a = largest, residual_b = largest;
     pair_ compensation, w;
     if (w_buffer == NULL) {
-        w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, &largest);
+        w = K_(load_weight_pair)(j, kind, i, order, c, &compensation, &largest);
     } else {
         w = K_(load_f32_pair)(w_buffer);
         compensation = K_(load_f32_pair)(compensation_buffer);
@@ -4755,36 +4690,33 @@ FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, co
         store32_(j->weight + 4 * (i + LANES_), K_(flush_f32)(sub_(w.b, K_(update)(k, direction.b, w.b))));
         return 1;
     }
-    a = K_(commit)(kind, w.a, compensation.a, K_(update)(k, direction.a, w.a), K_(first16)(number[0], layout, c), c,
+    a = K_(commit)(kind, w.a, compensation.a, K_(update)(k, direction.a, w.a), K_(random_half)(number, 0, order, c), c,
                    &residual_a, &largest);
-    b = K_(commit)(kind, w.b, compensation.b, K_(update)(k, direction.b, w.b), K_(second16)(number[1], layout), c,
+    b = K_(commit)(kind, w.b, compensation.b, K_(update)(k, direction.b, w.b), K_(random_half)(number, 1, order, c), c,
                    &residual_b, &largest);
-    stored = K_(pack_pair)(a, b, layout);
-    residual = K_(pack_pair)(residual_a, residual_b, layout);
-    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) stored = flush16_(stored, c->exponent);
-    if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT &&
-        K_(any_gt16)(and_(stored, c->magnitude), c->bf16_limit))
-        return 0;
-    if (kind.weight == KOPT_BF16 && kind.rounding >= KOPT_COMPACT && any_true_(igt_(largest, isplat_(0x7F7EFFFFu))))
-        return 0;
-    if (kind.weight == KOPT_FP16 && kind.rounding == KOPT_KAHAN &&
-        K_(any_gt16)(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu)))
-        return 0;
-    if (kind.weight == KOPT_FP16 && kind.rounding != KOPT_KAHAN && any_true_(igt_(largest, c->fp16_limit))) return 0;
+    stored = K_(pack_pair)(a, b, order);
+    residual = K_(pack_pair)(residual_a, residual_b, order);
+    if (bf16 && !bits) stored = flush16_(stored, c->exponent);
+    if (bf16 ? !bits : kahan) {
+        if (K_(any_gt16)(and_(stored, c->magnitude), bf16 ? c->bf16_limit : isplat_(0x7BFF7BFFu))) return 0;
+    } else {
+        if (any_true_(igt_(largest, bf16 ? isplat_(0x7F7EFFFFu) : c->fp16_limit))) return 0;
+    }
     store32_(j->weight + 2 * i, stored);
-    if (kind.rounding == KOPT_KAHAN && kind.weight == KOPT_BF16) residual = flush16_(residual, c->exponent);
-    if (kind.rounding == KOPT_COMPACT) store8_from16_(j->residual + i, residual);
-    if (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_EXACT) store32_(j->residual + 2 * i, residual);
+    if (kahan && bf16) residual = flush16_(residual, c->exponent);
+    if (kind.rounding == KOPT_COMPACT)
+        store8_from16_(j->residual + i, residual);
+    else if (kahan || bits)
+        store32_(j->residual + 2 * i, residual);
     return 1;
 }
 
-/* Stores the moments of a pair; returns 0, with nothing stored, if it needs the scalar code. largest[m]: updated with
-   the magnitudes of moment m, if it is buffered. */
+/* Stores the moments of a pair; returns 0, with nothing stored, if it needs the scalar code. largest[m]: raised to the
+   magnitudes of moment m, if it is buffered. */
 FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
-                              const half_pair_ *b, int layout, vu32_ *largest) {
+                              const half_pair_ *b, int order, vu32_ *largest) {
     vu32_ joint[4], largest16 = isplat_(0);
     int m;
-    joint[0] = joint[1] = joint[2] = joint[3] = largest16; /* or gcc warns */
     if (kind.moment == KOPT_F32) {
         EACH_MOMENT_ {
             const int rooted = kopt_stores_root_(kind, m);
@@ -4797,8 +4729,9 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
         }
         return 1;
     }
+    joint[0] = joint[1] = joint[2] = joint[3] = largest16; /* or gcc warns */
     EACH_MOMENT_ {
-        joint[m] = K_(pack_pair)(a->u[m], b->u[m], layout);
+        joint[m] = K_(pack_pair)(a->u[m], b->u[m], order);
         if (kind.moment == KOPT_BF16) {
             joint[m] = flush16_(joint[m], c->exponent);
             largest16 = m == 0 ? and_(joint[m], c->magnitude) : K_(max16)(largest16, and_(joint[m], c->magnitude));
@@ -4815,61 +4748,34 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
    compensation_buffer: the pair's weights in fp32, if the rule reads them; NULL: they are loaded from memory. largest:
    see store_moment_pair. Returns 0, with nothing stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
-                           const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int layout,
+                           const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int order,
                            pair_ *x, vu32_ *largest) {
-    const pair_ g = K_(load_pair)(j->grad, i, kind.grad, layout, c);
+    const pair_ g = K_(load_pair)(j->grad, i, kind.grad, order, c);
     pair_ w = g, compensation = g;
     half_pair_ a, b;
     int m;
     if (k->use_l2 || kind.rule == KOPT_EMA) {
         if (w_buffer == NULL) {
-            w = K_(load_weight_pair)(j, kind, i, layout, c, &compensation, NULL);
+            w = K_(load_weight_pair)(j, kind, i, order, c, &compensation, NULL);
         } else {
-            w = K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), layout & EVEN_ODD_);
-            compensation = K_(reorder)(K_(load_f32_pair)(compensation_buffer), ORDER_(kind.weight), layout & EVEN_ODD_);
+            w = K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), order);
+            compensation = K_(reorder)(K_(load_f32_pair)(compensation_buffer), ORDER_(kind.weight), order);
         }
     }
     for (m = 0; m < 4; m++) a.moments.x[m] = b.moments.x[m] = g.a; /* any value: a rule reads only those that it has */
     EACH_MOMENT_ {
-        const pair_ moment = K_(load_pair)(j->moment[m], i, kind.moment, layout, c);
+        const pair_ moment = K_(load_pair)(j->moment[m], i, kind.moment, order, c);
         a.moments.x[m] = K_(square_if)(moment.a, kopt_stores_root_(kind, m));
         b.moments.x[m] = K_(square_if)(moment.b, kopt_stores_root_(kind, m));
     }
-    x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number[0], r->stride[0], 0, layout, &a);
-    x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number[1], r->stride[1], 1, layout, &b);
+    x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number, r->stride, 0, order, &a);
+    x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number, r->stride, 1, order, &b);
     /* A NaN of another format can have bits below those of a bf16. Rounding could carry them and turn the NaN into a
        number. */
-    if (kind.grad != kind.weight || (MOMENTS_ > 0 && kind.moment != kind.weight)) {
+    if (kind.grad != kind.weight || (kind.moment_count > 0 && kind.moment != kind.weight)) {
         if (any_true_(K_(unordered)(x->a, x->b))) return 0;
     }
-    return MOMENTS_ == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, layout, largest);
-}
-
-/* ---- random numbers of a tile, in the order of memory ---- */
-
-/* The random numbers of the pair at element i, without RANDOM_ZERO_EXTENDED_. */
-FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *stride, size_t i) {
-    random_pair_ r;
-    r.number[0] = r.number[1] = load32_(number + 2 * i);
-    r.stride[0] = r.stride[1] = load32_(stride + 2 * i);
-    return r;
-}
-
-/* Makes the random numbers of the n elements from this global index on. fresh: r does not hold the words of their span
-   yet. alone: no later tile uses these words. Then, if the n elements lie in one group, only their words are made. */
-NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, uint64_t index, size_t n,
-                                       int fresh, int alone) {
-    const size_t offset = (unsigned)(index % KOPT_RANDOM_GROUP_);
-    const int partial = alone && offset + n <= KOPT_RANDOM_GROUP_;
-    const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
-    size_t q;
-    for (q = 0; q < offset + n; q += KOPT_RANDOM_GROUP_) {
-        const uint64_t group = index - offset + q;
-        if (group % KOPT_RANDOM_SPAN_ == 0 || (fresh && q == 0)) K_(random_span)(r->words, cipher, group, from, to);
-        K_(random_group)(r->lower + q / 2, r->upper + q / 2, r->words, group, from, to);
-    }
-    r->number = (const kopt_byte_ *)r->lower + 2 * offset;
-    r->stride = (const kopt_byte_ *)r->upper + 2 * offset;
+    return kind.moment_count == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, order, largest);
 }
 
 /* ---- 8-bit moments in fp32 buffers ---- */
@@ -4881,27 +4787,23 @@ FN_ pair_ K_(decode_pair)(const kopt_byte_ *code, int square) {
     pair_ x;
     if (square) { /* the upper halves of decode_q8 */
         const vu32_ codes = load8_to16_(code);
-        const vu32_ low = iadd_(shl_(codes, 4), isplat_(0x35903590u)),
-                    high = iadd_(shl_(codes, 2), isplat_(0x3B843B84u));
+        const vu32_ low = iadd_(shl_(codes, 4), isplat_(0x35903590u));
+        const vu32_ high = iadd_(shl_(codes, 2), isplat_(0x3B843B84u));
         const vu32_ minus_codes = mul16_(codes, isplat_(0xFFFFFFFFu)); /* has bit 12, as the roots have, if not 0 */
         const vu32_ roots = flush16_(K_(min16)(low, high), minus_codes);
         x.a = K_(bf16_low)(roots);
         x.b = K_(bf16_high)(roots);
-        return x;
-    }
-#ifdef FP16_
-    { /* E4M3 with gradual underflow: as fp16, all are half as large */
+    } else {
+#ifdef FP16_ /* E4M3 with gradual underflow: as fp16, all are half as large */
         const vu32_ sign_and_mag = shl_(load8_to16_(code), 7);
         const vu32_ halves = iadd_(sign_and_mag, and_(sign_and_mag, isplat_(0x40004000u)));
-        x.a = K_(fp16_low)(halves);
-        x.b = K_(fp16_high)(halves);
-        x.a = add_(x.a, x.a);
-        x.b = add_(x.b, x.b);
-    }
+        x.a = add_(K_(fp16_low)(halves), K_(fp16_low)(halves));
+        x.b = add_(K_(fp16_high)(halves), K_(fp16_high)(halves));
 #else
-    x.a = K_(decode_q8)(load8_(code), 0);
-    x.b = K_(decode_q8)(load8_(code + LANES_), 0);
+        x.a = K_(decode_q8)(load8_(code), 0);
+        x.b = K_(decode_q8)(load8_(code + LANES_), 0);
 #endif
+    }
     return x;
 }
 
@@ -4931,8 +4833,8 @@ NOINLINE_FN_ void K_(decode_block)(float *buffer, const kopt_byte_ *code, const 
 /* number: the 16-bit random numbers of the pair, two to a word, in the order of memory. */
 FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int square, vu32_ number,
                          const constants_ *c) {
-    const vu32_ a = K_(place_q8)(mul_(K_(load_f32)(x), inverse), square, K_(first16)(number, 0, c));
-    const vu32_ b = K_(place_q8)(mul_(K_(load_f32)(x + LANES_), inverse), square, K_(second16)(number, 0));
+    const vu32_ a = K_(place_q8)(mul_(K_(load_f32)(x), inverse), square, K_(random_half)(number, 0, 0, c));
+    const vu32_ b = K_(place_q8)(mul_(K_(load_f32)(x + LANES_), inverse), square, K_(random_half)(number, 1, 0, c));
     const vu32_ places = pack_high16_(a, b);
     if (square) /* as in encode_q8 */
         store8_from16_(code, K_(max16)(add16_(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
@@ -4945,10 +4847,9 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
 FN_ void K_(encode_elements)(kopt_byte_ *code, const float *buffer, vf32_ inverse, int square, int moment,
                              const kopt_random_tile_ *r, size_t n) {
     const constants_ c = K_(make_constants)();
-    const vu32_ store_number = isplat_hoisted_(((uint32_t)moment + 1) * 0x00010001u),
-                half = isplat_hoisted_(0x80008000u);
-    const kopt_byte_ *const base = r == NULL ? NULL : r->number;
-    const kopt_byte_ *const stride = r == NULL ? NULL : r->stride;
+    const vu32_ store_number = isplat_hoisted_(((uint32_t)moment + 1) * 0x00010001u);
+    const vu32_ half = isplat_hoisted_(0x80008000u);
+    const kopt_byte_ *const base = r == NULL ? NULL : r->number, *const stride = r == NULL ? NULL : r->stride;
     kopt_byte_ part[PAIR_];
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
@@ -4960,19 +4861,16 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const float *buffer, vf32_ invers
     if (n % PAIR_ != 0) memcpy(code + n / PAIR_ * PAIR_, part, n % PAIR_);
 }
 
-/* Encodes n elements of one block and stores its scale. largest: the largest magnitude of these elements, as fp32
-   bits. */
+/* Encodes n elements of one block and stores its scale. largest: their largest magnitude, as fp32 bits. */
 NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const float *buffer, uint32_t largest,
                                    int square, int moment, kopt_rounding rounding, const kopt_random_tile_ *r,
                                    size_t n) {
     const uint32_t scale_bits = kopt_scale_q8_(largest, square);
-    kopt_store32_(scale, scale_bits);
-    if (kopt_codes_are_zero_(scale_bits)) {
-        memset(code, 0, n);
-        return;
-    }
     if (rounding == KOPT_NEAREST) r = NULL;
-    if (square)
+    kopt_store32_(scale, scale_bits);
+    if (kopt_codes_are_zero_(scale_bits))
+        memset(code, 0, n);
+    else if (square)
         K_(encode_elements)(code, buffer, K_(inverse_scale_q8)(scale_bits, 1), 1, moment, r, n);
     else
         K_(encode_elements)(code, buffer, K_(inverse_scale_q8)(scale_bits, 0), 0, moment, r, n);
@@ -4988,18 +4886,19 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
     return largest;
 }
 
-/* Do the stages of a tile prefetch? On AVX2 and SSE2 the test alone costs SGD a tenth, and there is nothing to gain. */
-#define TILES_PREFETCH_ (LANES_ == 16)
+/* Does a stage of this tile prefetch? On AVX2 and SSE2 the test alone costs SGD a tenth, and there is nothing to
+   gain. */
+FN_ int K_(tile_prefetches)(const kopt_tile_ *t) { return LANES_ == 16 && t->prefetches; }
 
 /* First stage: computes x, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     arrays_ a = K_(arrays_of)(&t->job);
     const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
-    const kopt_byte_ *const base = t->random.number, *const stride = t->random.stride;
+    const kopt_byte_ *const number = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
     const int prefetches =
-        TILES_PREFETCH_ && (MOMENTS_ == 0 || (kind.moment == KOPT_F32 && !kind.buffered)) && t->prefetches;
+        (kind.moment_count == 0 || (kind.moment == KOPT_F32 && !kind.buffered)) && K_(tile_prefetches)(t);
     vu32_ largest[4];
     size_t i;
     int m;
@@ -5008,7 +4907,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
         largest[i] = isplat_(0);
     }
     for (i = 0; i < n; i += PAIR_) {
-        const random_pair_ r = K_(load_random_pair)(base, stride, i);
+        const random_pair_ r = K_(load_random_pair)(number, stride, i);
         pair_ x;
         if (prefetches) {
             K_(prefetch_pair)(a.grad, i, kopt_bytes_of_(kind.grad));
@@ -5020,7 +4919,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
         }
         K_(store_f32_pair)(t->x + i, K_(reorder)(x, order, ORDER_(kind.weight)));
     }
-    for (i = 0; kind.buffered && i < (size_t)MOMENTS_; i++) {
+    for (i = 0; kind.buffered && i < (size_t)kind.moment_count; i++) {
         /* reduced here and not where it is used, so that the reduction overlaps with the next stage */
         const uint32_t magnitude = K_(reduce_max)(largest[i]);
         if (magnitude > t->largest[i]) t->largest[i] = magnitude;
@@ -5032,17 +4931,15 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     const arrays_ a = K_(arrays_of)(&t->job);
     const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
-    const kopt_byte_ *const base = t->random.number;
+    const kopt_byte_ *const number = t->random.number;
     const size_t n = t->job.end;
-    const int order = ORDER_(kind.weight), prefetches = TILES_PREFETCH_ && kind.weight == KOPT_F32 && t->prefetches;
+    const int prefetches = kind.weight == KOPT_F32 && K_(tile_prefetches)(t);
     const int loaded = kind.weight == KOPT_FP16 && t->is_loaded; /* bf16 is loaded as fast from memory */
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
-        vu32_ numbers[2];
-        numbers[0] = numbers[1] = load32_(base + 2 * i);
         if (prefetches) K_(prefetch_pair)(a.weight, i, 4);
         if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : NULL, loaded ? t->compensation + i : NULL,
-                             K_(load_f32_pair)(t->x + i), numbers, order))
+                             K_(load_f32_pair)(t->x + i), load32_(number + 2 * i), ORDER_(kind.weight)))
             kopt_commit_in_scalar_(t, i, PAIR_);
     }
 }
@@ -5090,18 +4987,13 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* clang-format on */
 
 #define MATCHES_(value, first, second) ((first) == ANY_ || (int)(value) == (first) || (int)(value) == (second))
-#define FORMAT_MATCHES_(line_format, format) \
-    ((line_format) == ANY_ ? (format) == KOPT_F32 || (format) == KOPT_Q8 : (int)(format) == (line_format))
 
 /* The value that MATCHES_ found: a constant, or one of two. */
-FN_ int K_(one_of)(int value, int first, int second) {
-    if (first == ANY_) return value;
-    return value == first ? first : second;
-}
+FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? value : value == first ? first : second; }
 
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
-        kopt_kind_ kind = t->kind;                                                              \
+        kopt_kind_ kind = t->kind;                                                                                \
         kind.rule = (kopt_rule)K_(one_of)((int)kind.rule, line_rule, other_rule);                                 \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
@@ -5112,7 +5004,7 @@ DIRECTIONS_(LINE_)
 #undef LINE_
 #define LINE_(name, line_format, line_rounding, other_rounding)                                       \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                      \
-        kopt_kind_ kind = t->kind;                                                  \
+        kopt_kind_ kind = t->kind;                                                                    \
         kind.weight = line_format;                                                                    \
         kind.rounding = (kopt_rounding)K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
         K_(commit_tile)(t, kind);                                                                     \
@@ -5125,7 +5017,8 @@ static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt
     const kopt_format format = kind->buffered ? KOPT_Q8 : kind->moment;
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                     \
     if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                              \
-        MATCHES_(kind->moment_count, line_moments, line_moments) && FORMAT_MATCHES_(line_format, format)) \
+        MATCHES_(kind->moment_count, line_moments, line_moments) &&                                       \
+        ((line_format) == ANY_ ? format == KOPT_F32 || format == KOPT_Q8 : (int)format == (line_format))) \
         *direction = K_(name);
     *direction = NULL;
     DIRECTIONS_(LINE_)
@@ -5141,7 +5034,7 @@ static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt
 
 /* ---- weights of a tile in fp32, and its updates ---- */
 
-/* Loads the n weights at `weight` into w as decay sees them, and their compensations (KOPT_KAHAN; 0 for other
+/* Loads the n weights at `weight` into w as decay reads them, and their compensations (KOPT_KAHAN; 0 for other
    roundings). Reads and writes whole pairs. residual: NULL if there is none. */
 NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, const kopt_kind_ *actual, size_t n,
                                    float *w, float *compensation) {
@@ -5164,17 +5057,15 @@ NOINLINE_FN_ void K_(load_weight_tile)(kopt_tile_ *t) {
 
 /* Replaces x by the update of each weight, with Lookahead if the step synchronizes the slow weights of Ranger. */
 NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
-    const kopt_kind_ kind = t->kind;
     const kopt_job_ *const j = &t->job;
-    const size_t size = kopt_bytes_of_(kind.weight);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    const size_t size = kopt_bytes_of_(t->kind.weight);
+    const size_t residual_size = kopt_bytes_of_residual_(t->kind.weight, t->kind.rounding);
     const scalars_ k = K_(splat_job)(j);
     size_t i, q;
     for (i = 0; i < j->end; i += PAIR_) {
         float slow[PAIR_], slow_compensation[PAIR_];
-        if (k.sync) K_(load_weights)
-        (j->slow + i * size, residual_size == 0 ? NULL : j->slow_residual + i * residual_size, &t->kind, PAIR_, slow,
-         slow_compensation);
+        kopt_byte_ *const residual = residual_size == 0 ? NULL : j->slow_residual + i * residual_size;
+        if (k.sync) K_(load_weights)(j->slow + i * size, residual, &t->kind, PAIR_, slow, slow_compensation);
         for (q = 0; q < PAIR_; q += LANES_) {
             const vf32_ w = K_(load_f32)(t->w + i + q);
             vf32_ update = K_(update)(&k, K_(load_f32)(t->x + i + q), w);
@@ -5208,81 +5099,48 @@ static const kopt_stages_ K_(stages) = {PAIR_,
 /* ---- specialized loops ---- */
 
 /* The most common kinds of step have a loop of their own, in which rule, formats and roundings are all constants. It
-   steps whole pairs, and takes no step with a copy or other extras (specialized_step has the list). */
-
-/* The random numbers of a pair at one place of a group. Adding next_group (8 * stride) to number 0 (r.number) gives
-   those at the same place of the next group. So one run of Philox serves the 16 groups of a span. */
-typedef struct random_counter_ {
-    random_pair_ r;
-    vu32_ next_group[2];
-} random_counter_;
-
-/* Fills the counters of the elements [from, to) of a group, from the random numbers of a tile that begins in it. from
-   and to are multiples of PAIR_. */
-FN_ void K_(start_random_counters)(random_counter_ *r, const kopt_random_tile_ *tile, size_t from, size_t to,
-                                   const constants_ *c) {
-    const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_);
-    size_t q;
-    for (q = from / PAIR_; q < to / PAIR_; q++) {
-        const random_pair_ d =
-            K_(load_random_pair)((const kopt_byte_ *)tile->lower, (const kopt_byte_ *)tile->upper, q * PAIR_);
-        const int layout = LANES_ > 4 ? EVEN_ODD_ : 0;
-        r[q].r.number[0] = K_(first16)(d.number[0], layout, c);
-        r[q].r.number[1] = K_(second16)(d.number[0], layout);
-        r[q].r.stride[0] = K_(first16)(d.stride[0], layout, c);
-        r[q].r.stride[1] = K_(second16)(d.stride[0], layout);
-        r[q].next_group[0] = mul16_(r[q].r.stride[0], next_group);
-        r[q].next_group[1] = mul16_(r[q].r.stride[1], next_group);
-    }
-}
+   steps whole pairs, and takes no step with a copy or other extras (`step` has the list). */
 
 /* Second stage of a pair. Scalar code takes the pair if commit_pair refuses it. */
 FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k,
-                                   const constants_ *c, size_t i, pair_ x, const vu32_ numbers[2], int layout) {
+                                   const constants_ *c, size_t i, pair_ x, vu32_ number, int order) {
     float buffer[PAIR_];
-    if (K_(commit_pair)(a, kind, k, c, i, NULL, NULL, x, numbers, layout)) return;
-    K_(store_f32)(buffer, x.a);
-    K_(store_f32)(buffer + LANES_, x.b);
-    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer),
-                               (layout & EVEN_ODD_) != 0 ? PAIR_ : 0);
+    if (K_(commit_pair)(a, kind, k, c, i, NULL, NULL, x, number, order)) return;
+    K_(store_f32_pair)(buffer, x);
+    kopt_step_elements_scalar_(whole, i, PAIR_, KOPT_COMMIT_STAGE_, KOPT_BYTES_(buffer), order != 0 ? PAIR_ : 0);
 }
 
-/* Do specialized loops take L2? Not with AVX2: it has few registers, and the test for L2 would slow down every step. */
-#define SPECIALIZE_L2_ (LANES_ != 8)
-
 /* Steps whole pairs from element `begin` on, whose global index has to be a multiple of PAIR_. Returns the first
-   element behind the last pair. even_odd: EVEN_ODD_ or 0, the layout of the pairs. pipelined: commits a pair while the
-   divisions of the next one are in flight. */
-FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd, int pipelined, size_t begin) {
+   element behind the last pair. Kahan AdamW of AVX-512 is pipelined: it commits a pair while the divisions of the next
+   one are in flight. Adding 8 * stride to number 0 gives that at the same place of the next group, so one run of Philox
+   serves the 16 groups of a span. */
+FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin) {
     const arrays_ a = K_(arrays_of)(whole);
     const kopt_step *s = whole->step;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const constants_ c = K_(make_constants)();
-    const int random = kopt_needs_random_(kind), layout = even_odd | RANDOM_ZERO_EXTENDED_;
+    const int random = kopt_needs_random_(kind), order = ORDER_(kind.weight);
+    const int pipelined = LANES_ == 16 && kind.rule == KOPT_ADAM && kind.rounding == KOPT_KAHAN;
     const int prefetches = kopt_prefetches_(whole, kind, whole->end - begin, KOPT_CORE_CACHE_);
+    const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_ * 0x00010001u);
     scalars_ k = K_(splat_job)(whole);
-    random_counter_ counters[KOPT_RANDOM_GROUP_ / PAIR_];
+    kopt_random_tile_ tile;
     random_pair_ last;
     pair_ pending;
     size_t i = begin, n = 0, q;
     int m;
-    if (!SPECIALIZE_L2_) k.use_l2 = 0;
+    if (LANES_ == 8) k.use_l2 = 0; /* see `step` */
     k.unrectified = k.first_step = 0;
-    last.number[0] = last.number[1] = last.stride[0] = last.stride[1] = isplat_(0);
-    pending.a = pending.b = as_f32_(last.number[0]);
+    last.number = last.stride = isplat_(0);
+    pending.a = pending.b = as_f32_(last.number);
     for (; whole->end - i >= PAIR_; i += n) {
         const uint64_t index = whole->first + i;
         const size_t in_group = (unsigned)(index % KOPT_RANDOM_GROUP_);
-        /* fresh: the counters do not continue from the previous group */
-        const int fresh = n != KOPT_RANDOM_GROUP_ || index % KOPT_RANDOM_SPAN_ == 0;
-        random_counter_ *counter = counters + in_group / PAIR_;
+        const int continues = n == KOPT_RANDOM_GROUP_ && index % KOPT_RANDOM_SPAN_ != 0;
+        kopt_byte_ *const number = KOPT_BYTES_(tile.lower) + 2 * in_group;
         n = KOPT_RANDOM_GROUP_ - in_group;
         if (whole->end - i < n) n = (whole->end - i) / PAIR_ * PAIR_;
-        if (random && fresh) {
-            kopt_random_tile_ tile;
-            K_(fill_random_tile)(&tile, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
-            K_(start_random_counters)(counters, &tile, in_group, in_group + n, &c);
-        }
+        if (random && !continues) K_(fill_random_tile)(&tile, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
         for (q = i; q < i + n; q += PAIR_) {
             random_pair_ r = last;
             pair_ x;
@@ -5292,36 +5150,34 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
                 EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], q, kopt_bytes_of_(kind.moment));
             }
             if (random) {
-                r = counter->r;
-                counter->r.number[0] = add16_(r.number[0], counter->next_group[0]);
-                counter->r.number[1] = add16_(r.number[1], counter->next_group[1]);
-                counter++;
+                r = K_(load_random_pair)(number, KOPT_BYTES_(tile.upper) + 2 * in_group, q - i);
+                store32_(number + 2 * (q - i), add16_(r.number, mul16_(r.stride, next_group)));
             }
-            if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, layout, &x, NULL)) {
+            if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, order, &x, NULL)) {
                 float buffer[PAIR_];
                 kopt_step_elements_scalar_(whole, q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(buffer),
-                                           even_odd ? PAIR_ : 0);
+                                           order != 0 ? PAIR_ : 0);
                 x = K_(load_f32_pair)(buffer);
             }
             if (!pipelined)
-                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q, x, r.number, layout);
+                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q, x, r.number, order);
             else if (q != begin)
-                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q - PAIR_, pending, last.number, layout);
+                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q - PAIR_, pending, last.number, order);
             pending = x;
             last = r;
         }
         if (k.zero_grad) memset(a.grad + i * kopt_bytes_of_(kind.grad), 0, n * kopt_bytes_of_(kind.grad));
     }
     if (pipelined && i != begin)
-        K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, pending, last.number, layout);
+        K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, pending, last.number, order);
     return i;
 }
 
 /* Each line makes one specialized loop, with the values of the line as constants; the first line that matches a step is
-   taken. A step without a line goes through `walk`, with the same bits.
+   taken. A step without a line goes through the loop over tiles, with the same bits.
 
        LINE_(name, rule, number of moments, format of weights, gradients and moments, rounding of the weights,
-             rounding of moments and compensation, pipelined)
+             rounding of moments and compensation)
 
    Roundings are ignored if the format is fp32. */
 /* clang-format off */
@@ -5329,133 +5185,64 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, int even_odd
 #define SPECIALIZATIONS_IN_ORDER_(LINE_)
 #else
 #define SPECIALIZATIONS_IN_ORDER_(LINE_) \
-    LINE_(specialized_adam_kahan_nearest, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST, 0)
+    LINE_(specialized_adam_kahan_nearest, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST)
 #endif
 #define SPECIALIZATIONS_(LINE_) \
-    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, LANES_ == 16) \
-    LINE_(specialized_adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC, \
-          0) \
-    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC, 0) \
-    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST, 0) \
+    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
+    LINE_(specialized_adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC) \
+    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
+    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST) \
     SPECIALIZATIONS_IN_ORDER_(LINE_)
 /* clang-format on */
 
-#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_pipelined)     \
-    NOINLINE_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                                             \
-        kopt_kind_ kind;                                                                                         \
-        kind.nesterov = j->step->nesterov;                                                                       \
-        kind.rule = line_rule;                                                                                   \
-        kind.moment_count = line_moments;                                                                        \
-        kind.weight = kind.grad = kind.moment = line_format;                                                     \
-        kind.buffered = 0;                                                                                       \
-        kind.rounding = line_rounding;                                                                           \
-        kind.moment_rounding = kind.compensation_rounding = line_state_rounding;                                 \
-        return K_(specialized)(j, kind, (line_format) == KOPT_BF16 && LANES_ > 4 ? EVEN_ODD_ : 0, line_pipelined, \
-                               begin);                                                                           \
+#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding) \
+    NOINLINE_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                          \
+        kopt_kind_ kind;                                                                      \
+        kind.nesterov = j->step->nesterov;                                                    \
+        kind.rule = line_rule;                                                                \
+        kind.moment_count = line_moments;                                                     \
+        kind.weight = kind.grad = kind.moment = line_format;                                  \
+        kind.buffered = 0;                                                                    \
+        kind.rounding = line_rounding;                                                        \
+        kind.moment_rounding = kind.compensation_rounding = line_state_rounding;              \
+        return K_(specialized)(j, kind, begin);                                               \
     }
 SPECIALIZATIONS_(LINE_)
 #undef LINE_
-
-/* Runs the specialized loop of a step, if it has one, from element `begin` on. Returns the first element that it has
-   not stepped. */
-FN_ size_t K_(specialized_step)(const kopt_job_ *j, kopt_kind_ kind, size_t begin) {
-    const kopt_step *s = j->step;
-    if ((s->moments_only | s->sync | s->unrectified) != 0 || j->counts != NULL || j->copy != NULL) return begin;
-    if (!SPECIALIZE_L2_ && kopt_as_u32_(s->l2) << 1 != 0) return begin;
-#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding, line_pipelined) \
-    if (kind.rule == (line_rule) && MOMENTS_ == (line_moments) && kind.weight == (line_format) &&            \
-        kind.grad == (line_format) && kind.moment == (line_format) &&                                        \
-        ((line_format) == KOPT_F32 ||                                                                        \
-         (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&               \
-          ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding))))) {        \
-        return K_(name)(j, begin);                                                                           \
-    }
-    SPECIALIZATIONS_(LINE_)
-#undef LINE_
-    return begin;
-}
 #endif
-#endif /* CORE_ONLY_ */
-#endif /* vectors */
-
-#ifndef CORE_ONLY_
 
 NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
-#ifdef ONE_LANE_
-    K_(walk)(j, j->begin, j->end);
-#else
     size_t i = j->begin;
 #ifdef SPECIALIZED_
-    /* The specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
+    /* A specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
        come in whole pairs. The loop over tiles steps the elements before and behind. It is called from here and not
-       from the specialized loop, so that the stack frames of the two do not add up. */
-    const size_t head = (unsigned)((0 - (j->first + i)) % PAIR_);
-    if (j->end - i >= head + PAIR_) {
-        const size_t end = K_(specialized_step)(j, kopt_kind_of_(j, LANES_ == 1), i + head);
-        if (end > i + head) {
-            if (head > 0) kopt_walk_tiles_(&K_(stages), j, i, i + head);
+       from the specialized loop, so that the stack frames of the two do not add up. AVX2 has none with L2: it has few
+       registers, and the test for L2 would slow down every step. */
+    const kopt_step *const s = j->step;
+    const size_t from = i + (unsigned)((0 - (j->first + i)) % PAIR_);
+    if (j->end >= from + PAIR_ && (s->moments_only | s->sync | s->unrectified) == 0 && j->counts == NULL &&
+        j->copy == NULL && (LANES_ != 8 || kopt_as_u32_(s->l2) << 1 == 0)) {
+        const kopt_kind_ kind = kopt_kind_of_(j, 0);
+        size_t end = from;
+#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding)         \
+    if (end == from && kind.rule == (line_rule) && kind.moment_count == (line_moments) &&             \
+        kind.weight == (line_format) && kind.grad == (line_format) && kind.moment == (line_format) && \
+        ((line_format) == KOPT_F32 ||                                                                 \
+         (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&        \
+          ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding)))))   \
+        end = K_(name)(j, from);
+        SPECIALIZATIONS_(LINE_)
+#undef LINE_
+        if (end > from) {
+            if (from > i) kopt_walk_tiles_(&K_(stages), j, i, from);
             i = end;
         }
     }
 #endif
     if (i < j->end) kopt_walk_tiles_(&K_(stages), j, i, j->end);
-#endif
 }
-
-#ifndef TOOLS_ISA_
-#ifdef ONE_LANE_
-/* The same for an element as stored. */
-FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e) {
-    vf32_ g = K_(widen)(e->grad, kind.grad), compensation;
-    if (k->use_scale) g = mul_(g, k->grad_scale);
-    if (k->use_l2) g = add_(g, mul_(k->l2, K_(load_weight)(kind, e->weight, e->residual, &compensation, NULL)));
-    return K_(stable_ratio_of)(k, g, K_(load_moment)(kind, e, 1));
-}
-#endif
-
-/* Writes the ratios of the elements [begin, j->end) to out, as fp32. */
-NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
-    const scalars_ k = K_(splat_job)(j);
-    const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
-    size_t i = begin;
-#ifdef ONE_LANE_
-    for (; i < j->end; i++) {
-        const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-        element_ e;
-        e.weight = e.residual = e.moment[0] = e.moment[2] = e.moment[3] = e.slow = e.slow_residual = 0;
-        e.grad = K_(load_at)(j->grad, i, kopt_bytes_of_(kind.grad));
-        e.moment[1] = K_(load_at)(j->moment[1], i, kopt_bytes_of_(kind.moment));
-        if (k.use_l2) e.weight = K_(load_at)(j->weight, i, kopt_bytes_of_(kind.weight));
-        if (k.use_l2 && residual_size != 0) e.residual = K_(load_at)(j->residual, i, residual_size);
-        K_(store_at)(out, i - begin, 4, as_u32_(K_(stable_ratio)(kind, &k, &e)));
-    }
-#else
-    const constants_ c = K_(make_constants)();
-    const arrays_ a = K_(arrays_of)(j);
-    for (; j->end - i >= PAIR_; i += PAIR_) {
-        pair_ g = K_(load_pair)(j->grad, i, kind.grad, 0, &c);
-        const pair_ v = K_(load_pair)(j->moment[1], i, kind.moment, 0, &c);
-        if (k.use_scale) {
-            g.a = mul_(g.a, k.grad_scale);
-            g.b = mul_(g.b, k.grad_scale);
-        }
-        if (k.use_l2) {
-            pair_ compensation;
-            const pair_ w = K_(load_weight_pair)(&a, kind, i, 0, &c, &compensation, NULL);
-            g.a = add_(g.a, mul_(k.l2, w.a));
-            g.b = add_(g.b, mul_(k.l2, w.b));
-        }
-        store32_(out + 4 * (i - begin),
-                 as_u32_(K_(stable_ratio_of)(&k, g.a, K_(square_if)(v.a, kopt_stores_root_(kind, 1)))));
-        store32_(out + 4 * (i - begin + LANES_),
-                 as_u32_(K_(stable_ratio_of)(&k, g.b, K_(square_if)(v.b, kopt_stores_root_(kind, 1)))));
-    }
-    kopt_measure_from_scalar_(j, i, out + 4 * (i - begin));
-#endif
-}
-
-NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_from)(j, j->begin, out); }
-#endif
+#endif /* CORE_ONLY_ */
+#endif /* vectors */
 
 /* ---- conversions of arrays ---- */
 
@@ -5469,6 +5256,21 @@ FN_ vu32_ K_(convert_value)(vf32_ x, kopt_format to) {
                    shr_(iadd_(iadd_(a, isplat_(0x7FFFu)), and_(shr_(a, 16), isplat_(1))), 16));
 }
 
+/* Limits the magnitude of a number. a, limit: bits of the format, in the low bits of a lane. NaN stays. */
+FN_ vu32_ K_(clip_value)(vu32_ a, kopt_format format, vu32_ limit) {
+    const vu32_ mag = and_(a, isplat_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
+    const vu32_ infinity = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
+    return or_(select_(igt_(mag, infinity), mag, select_(igt_(mag, limit), limit, mag)), isub_(a, mag));
+}
+
+/* docs/numerics.md, section 13. Scales the sum and rounds it to nearest. Keeps subnormals; a NaN becomes the canonical
+   NaN. */
+FN_ vu32_ K_(reduce_value)(vf32_ sum, float scale, kopt_format to) {
+    if (kopt_as_u32_(scale) != 0x3F800000u) sum = mul_(sum, splat_(scale));
+    return to != KOPT_F32 ? K_(round_nearest16)(sum, to) : as_u32_(K_(canonical_nan)(sum));
+}
+
+#if KOPT_PASS_ < KOPT_PASS_CUDA_
 #ifdef CONVERT_ISA_
 FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, size_t end) {
     KOPT_GLUE_(kopt_convert_general_, CONVERT_ISA_)(c, begin, end);
@@ -5481,27 +5283,41 @@ NOINLINE_FN_ void K_(convert_general)(const kopt_conversion_ *c, size_t begin, s
     const uint32_t stream = (uint32_t)c->stochastic;
     const kopt_philox_key_ cipher =
         stream == 0 ? kopt_make_philox_key_(0, 0, 0, 0) : kopt_make_philox_key_(c->seed, c->step, c->id, stream);
-    const int stochastic = stream != 0 && c->dst_format != KOPT_F32;
     const constants_ constants = K_(make_constants)();
-    random_buffer_ draws;
+#ifdef ONE_LANE_
+    vu32_ words[4];
+#else /* the words of a span; the random numbers of a group, behind which a load may go */
+    uint32_t words[KOPT_RANDOM_GROUP_ / 2], lower[KOPT_RANDOM_GROUP_ / 2 + LANES_], upper[KOPT_RANDOM_GROUP_ / 2];
+#endif
     size_t i, n;
     for (i = begin; i < end; i += n) {
-        vu32_ r = isplat_(0);
+        const uint64_t index = c->first + i;
+        vu32_ u;
         vf32_ x;
-        n = LANES_;
-        if (stream != 0) r = K_(random_next)(&draws, &cipher, (c->first + i), i == begin, &n);
-        if (end - i < n) n = end - i;
+        n = K_(lanes_left)(end, i);
         x = K_(widen)(K_(load_n)(c->src + i * from_size, from_size, n), c->src_format);
-        r = stochastic ? shr_(K_(round_stochastic)(x, c->dst_format, and_(r, isplat_(0xFFFFu)), &constants), 16)
-                       : K_(convert_value)(x, c->dst_format);
-#ifndef ONE_LANE_
-        if (stochastic &&
-            any_true_(igt_(K_(abs_u32)(x), isplat_(c->dst_format == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)))) {
-            kopt_convert_general_scalar_(c, i, i + n);
-            continue;
-        }
+        if (stream == 0 || c->dst_format == KOPT_F32) {
+            u = K_(convert_value)(x, c->dst_format);
+        } else {
+#ifdef ONE_LANE_
+            u = K_(random_at)(words, &cipher, index, i == begin);
+            u = K_(round_stochastic)(x, c->dst_format, u, &constants) >> 16;
+#else
+            const uint32_t limit = c->dst_format == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu;
+            const size_t position = (unsigned)(index % KOPT_RANDOM_GROUP_);
+            if (index % KOPT_RANDOM_SPAN_ == 0 || i == begin)
+                K_(random_span)(words, &cipher, index, 0, KOPT_RANDOM_GROUP_);
+            if (position == 0 || i == begin) K_(random_group)(lower, upper, words, index, 0, KOPT_RANDOM_GROUP_);
+            if (KOPT_RANDOM_GROUP_ - position < n) n = KOPT_RANDOM_GROUP_ - position;
+            if (any_true_(igt_(K_(abs_u32)(x), isplat_(limit)))) {
+                kopt_convert_general_scalar_(c, i, i + n);
+                continue;
+            }
+            u = load16_((const kopt_byte_ *)lower + 2 * position);
+            u = shr_(K_(round16)(x, c->dst_format, KOPT_STOCHASTIC, u, &constants), 16);
 #endif
-        K_(store_n)(c->dst + i * to_size, to_size, n, r);
+        }
+        K_(store_n)(c->dst + i * to_size, to_size, n, u);
     }
 }
 #endif
@@ -5560,17 +5376,39 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
     const vu32_ exponent = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
     vmask_ found = igt_(exponent, exponent);
     size_t i;
-    for (i = 0; i < n; i += n - i < LANES_ ? n - i : LANES_) {
-        vu32_ a = K_(load_n)(p + i * size, size, n - i < LANES_ ? n - i : LANES_);
+    for (i = 0; i < n; i += K_(lanes_left)(n, i)) {
+        const vu32_ a = K_(load_n)(p + i * size, size, K_(lanes_left)(n, i));
         found = mask_or_(found, ieq_(and_(a, exponent), exponent));
     }
     return !any_true_(found);
 }
-#endif
+
+/* Writes the ratios of StableAdamW of the elements [begin, j->end) to out, as fp32. */
+NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
+    const scalars_ k = K_(splat_job)(j);
+    const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
+    const size_t grad_size = kopt_bytes_of_(kind.grad), moment_size = kopt_bytes_of_(kind.moment);
+    const size_t weight_size = kopt_bytes_of_(kind.weight);
+    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    size_t i;
+    for (i = begin; j->end - i >= LANES_; i += LANES_) {
+        element_ e;
+        e.grad = K_(load_n)(j->grad + i * grad_size, grad_size, LANES_);
+        e.moment[1] = K_(load_n)(j->moment[1] + i * moment_size, moment_size, LANES_);
+        e.weight = e.residual = e.grad; /* any value, without L2 */
+        if (k.use_l2) e.weight = K_(load_n)(j->weight + i * weight_size, weight_size, LANES_);
+        if (k.use_l2 && residual_size != 0)
+            e.residual = K_(load_n)(j->residual + i * residual_size, residual_size, LANES_);
+        store32_(out + 4 * (i - begin), as_u32_(K_(stable_ratio)(kind, &k, &e)));
+    }
+    if (i < j->end) kopt_measure_from_scalar_(j, i, out + 4 * (i - begin));
+}
+
+NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_from)(j, j->begin, out); }
 
 /* ---- norm, clipping and reduction ---- */
 
-#if !defined(ONE_LANE_) && !defined(TOOLS_ISA_)
+#ifndef ONE_LANE_
 /* docs/numerics.md, section 9. Vectors take the magnitudes in a window: the multiples of a unit, 2^(127 - scale), that
    are below 2^28 units. In this unit they are integers, whose squares add up exactly in 64 bits. fp32 values are split
    into their upper and lower 12 significant bits, the lower ones in units of 2^(127 - scale - 12). A window holds all
@@ -5579,20 +5417,18 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 
 /* Adds the 64-bit lanes of a sum to the norm, times 2^(p - 298). */
 FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
-    uint64_t part[LANES_ / 2];
+    uint64_t part[LANES_];
     size_t i;
-    int half;
-    for (half = 0; half < 2; half++) {
-        store32_((kopt_byte_ *)part, sum[half]);
-        for (i = 0; i < LANES_ / 2; i++) kopt_norm_accumulate_(norm, part[i], p);
-    }
+    store32_((kopt_byte_ *)part, sum[0]);
+    store32_((kopt_byte_ *)(part + LANES_ / 2), sum[1]);
+    for (i = 0; i < LANES_; i++) kopt_norm_accumulate_(norm, part[i], p);
 }
 
 /* |x| as fp32 bits, for vector i of a group. bf16: the even or the odd elements of two vectors; the order does not
    matter to a sum. */
 FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), isplat_(0x7FFFFFFFu));
-    if (format == KOPT_FP16) return and_(as_u32_(widen_fp16_(load16_(p + 2 * LANES_ * i))), isplat_(0x7FFFFFFFu));
+    if (format == KOPT_FP16) return K_(abs_u32)(widen_fp16_(load16_(p + 2 * LANES_ * i)));
     p += 4 * LANES_ * (i / 2);
     return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), isplat_(0x7FFF0000u));
 }
@@ -5600,24 +5436,17 @@ FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
 /* The exponent field (of fp32) of the largest magnitude in the first `groups` groups. */
 FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t groups) {
     vu32_ largest = isplat_(0);
-    uint32_t lane[LANES_], top = 0;
     size_t i;
-    for (; groups > 0; groups--, p += 4 * LANES_ * kopt_bytes_of_(format)) {
-        for (i = 0; i < 4; i++) {
-            vu32_ x = K_(norm_load)(p, format, i);
-            largest = select_(igt_(x, largest), x, largest);
-        }
-    }
-    store32_((kopt_byte_ *)lane, largest);
-    for (i = 0; i < LANES_; i++) top = lane[i] >> 23 > top ? lane[i] >> 23 : top;
-    return top;
+    for (; groups > 0; groups--, p += 4 * LANES_ * kopt_bytes_of_(format))
+        for (i = 0; i < 4; i++) largest = imax_(largest, K_(norm_load)(p, format, i));
+    return K_(reduce_max)(largest) >> 23;
 }
 
 /* x * factor as an integer; factor is the reciprocal of the window's unit. Sets bits in *bad if the product is not
    an integer, and a bit above the lowest 28 in *all if x is above the window. */
 FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ factor, vu32_ *bad, vu32_ *all) {
-    vf32_ scaled = mul_(x, factor);
-    vu32_ integer = K_(round_u32)(scaled);
+    const vf32_ scaled = mul_(x, factor);
+    const vu32_ integer = K_(round_u32)(scaled);
     *bad = or_(*bad, xor_(as_u32_(convert_f32_(integer)), as_u32_(scaled)));
     *all = or_(*all, integer);
     return integer;
@@ -5642,10 +5471,9 @@ FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32
 /* Adds the squares: (high + low)^2 = s->high + 2 s->cross + s->low. */
 FN_ void K_(norm_dot)(norm_sums_ *s, kopt_format format, vu32_ high, vu32_ low) {
     K_(dot)(s->high, high, high);
-    if (format == KOPT_F32) {
-        K_(dot)(s->cross, high, low);
-        K_(dot)(s->low, low, low);
-    }
+    if (format != KOPT_F32) return;
+    K_(dot)(s->cross, high, low);
+    K_(dot)(s->low, low, low);
 }
 
 FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
@@ -5715,40 +5543,24 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
 }
 #endif
 
-/* Limits the magnitude of a number. a, limit: bits of the format, in the low bits of a lane. NaN stays. */
-FN_ vu32_ K_(clip_value)(vu32_ a, kopt_format format, vu32_ limit) {
-    const vu32_ mag = and_(a, isplat_(format == KOPT_F32 ? 0x7FFFFFFFu : 0x7FFFu));
-    const vu32_ infinity = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
-    return or_(select_(igt_(mag, infinity), mag, select_(igt_(mag, limit), limit, mag)), isub_(a, mag));
-}
-
 FN_ void K_(clip)(const kopt_tool_ *t) {
     const size_t size = kopt_bytes_of_(t->dst_format);
     size_t i, n;
     for (i = 0; i < t->n; i += n) {
         kopt_byte_ *const p = t->dst + i * size;
-        n = t->n - i < LANES_ ? t->n - i : LANES_;
+        n = K_(lanes_left)(t->n, i);
         K_(store_n)(p, size, n, K_(clip_value)(K_(load_n)(p, size, n), t->dst_format, isplat_(t->limit)));
     }
 }
 
-/* docs/numerics.md, section 13. Scales the sum and rounds it to nearest. Keeps subnormals; a NaN becomes the canonical
-   NaN. */
-FN_ vu32_ K_(reduce_value)(vf32_ sum, float scale, kopt_format to) {
-    vu32_ a;
-    if (kopt_as_u32_(scale) != 0x3F800000u) sum = mul_(sum, splat_(scale));
-    if (to != KOPT_F32) return K_(round_nearest16)(sum, to);
-    a = as_u32_(sum);
-    return select_(igt_(and_(a, isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), isplat_(0x7FC00000u), a);
-}
-
-/* Adds `count` shards in their order. */
-FN_ void K_(reduce)(const kopt_tool_ *t, kopt_format from, kopt_format to, size_t count) {
-    const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to);
+/* Adds the shards in their order. */
+FN_ void K_(reduce)(const kopt_tool_ *t) {
+    const kopt_format from = t->src_format, to = t->dst_format;
+    const size_t from_size = kopt_bytes_of_(from), to_size = kopt_bytes_of_(to), count = t->count;
     size_t i, k, n;
     for (i = 0; i < t->n; i += n) {
         vf32_ sum = splat_(0);
-        n = t->n - i < LANES_ ? t->n - i : LANES_;
+        n = K_(lanes_left)(t->n, i);
         for (k = 0; k < count; k++) {
             const kopt_byte_ *p = (const kopt_byte_ *)t->shards[k] + i * from_size;
             const vf32_ x = K_(widen)(K_(load_n)(p, from_size, n), from);
@@ -5758,21 +5570,17 @@ FN_ void K_(reduce)(const kopt_tool_ *t, kopt_format from, kopt_format to, size_
     }
 }
 
-#ifndef TOOLS_ISA_
 static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
-    switch ((int)t->kind) {
-    case KOPT_TOOL_NORM_:
-        if (t->src_format == KOPT_F32)
-            K_(norm_format)(t->norm, t->src, KOPT_F32, t->n);
-        else if (t->src_format == KOPT_BF16)
-            K_(norm_format)(t->norm, t->src, KOPT_BF16, t->n);
-        else
-            K_(norm_format)(t->norm, t->src, KOPT_FP16, t->n);
-        break;
-    case KOPT_TOOL_CLIP_: K_(clip)(t); break;
-    case KOPT_TOOL_SUM_: K_(reduce)(t, t->src_format, t->dst_format, t->count); break;
-    default: break;
-    }
+    if (t->kind == KOPT_TOOL_CLIP_)
+        K_(clip)(t);
+    else if (t->kind == KOPT_TOOL_SUM_)
+        K_(reduce)(t);
+    else if (t->src_format == KOPT_F32)
+        K_(norm_format)(t->norm, t->src, KOPT_F32, t->n);
+    else if (t->src_format == KOPT_BF16)
+        K_(norm_format)(t->norm, t->src, KOPT_BF16, t->n);
+    else
+        K_(norm_format)(t->norm, t->src, KOPT_FP16, t->n);
 }
 #endif
 
@@ -5783,8 +5591,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
     return K_(random_at)(x, &cipher, index, 1);
 }
 #endif
-
-#endif /* CORE_ONLY_ */
+#endif
 
 /* ---- end of a pass: undefines all macros of the pass ---- */
 #undef KOPT_READ_
@@ -5869,7 +5676,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef LANES_
 #undef CONVERT_ISA_
 #undef MIN_MAX_
-#undef MOMENTS_
 #undef RANDOM_ZERO_EXTENDED_
 #undef ONE_LANE_
 #undef OPERATORS_
