@@ -4,6 +4,7 @@ formulas against torch.optim and against a second implementation, and a small tr
     python3 tests/test_torch.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
 import collections
 import copy
+import ctypes
 import io
 import math
 import os
@@ -13,6 +14,7 @@ import signal
 import sys
 import traceback
 import warnings
+import zlib
 
 import torch
 from torch.nn import Parameter
@@ -740,17 +742,28 @@ def resume_without_state():
 
 @test
 def sealed_blocks():
-    """a block in state_dict() has the options of its group in its header, for programs in C"""
-    for decay in ("l2", "decoupled"):
-        params = parameters()
-        optimizer = KahanAdamW(params, lr=0.5, weight_decay=0.25, decay_mode=decay, seed=7)
+    """with the weights in its middle a block in state_dict() is a checkpoint of kopt_save(): the layout in the docs"""
+    for dtype, options in ((BF16, {}), (FP16, {"rounding": "compact", "moment_format": "q8"}), (F32, {})):
+        params = parameters(dtype)
+        optimizer = KahanAdamW(params, lr=0.5, weight_decay=0.25, decay_mode="l2", seed=7, **options)
         steps(optimizer, params, 3)
-        opt = k.kopt_optimizer()
-        for s in optimizer.state_dict()["state"].values():
-            assert k.kopt_state_inspect(s["block"].data_ptr(), s["block"].numel(), opt, None) == k.KOPT_OK
+        group, size = optimizer.param_groups[0], params[0].element_size()
+        for p, s in zip(params, optimizer.state_dict()["state"].values()):
+            opt, n, block = torch_kahan.make(group, dtype, 3), p.numel(), bytes(s["block"].tolist())
+            weights = bytes(p.detach().view(torch.int32 if size == 4 else torch.int16).numpy().astype(
+                "<i%d" % size).tobytes())
+            saved = ctypes.create_string_buffer(k.kopt_save_size(opt, k.kopt_tensor(n=n, id=s["id"]), 1))
+            memory = torch.zeros(k.kopt_state_size(opt, n), dtype=torch.uint8)
+            t = k.kopt_tensor(weight=p.data_ptr(), n=n, id=s["id"], state=memory.data_ptr(), state_size=len(memory))
+            k.check(k.kopt_state_init(opt, t, None))
+            k.check(k.kopt_save(opt, t, 1, saved, len(saved)))
+            whole = (saved.raw[:176] + block[:44] + bytes(4) + block[48:64] + weights + bytes(-len(weights) % 4) +
+                     block[64:])
+            whole += zlib.crc32(whole + b"\0").to_bytes(4, "little")
+            assert zlib.crc32(block[:44] + bytes(4) + block[48:]).to_bytes(4, "little") == block[44:48]
+            k.check(k.kopt_load(opt, t, 1, whole, len(whole)))
             assert (opt.lr, opt.weight_decay, opt.seed, opt.step) == (0.5, 0.25, 7, 3)
-            assert opt.decay_mode == getattr(k, "KOPT_" + decay.upper())
-            assert opt.moment_rounding == k.KOPT_STOCHASTIC
+            assert equal(memory, optimizer.state[p]["block"])
 
 
 @test

@@ -16,7 +16,9 @@ import ctypes
 import functools
 import itertools
 import os
+import struct
 import weakref
+import zlib
 
 import torch
 
@@ -248,17 +250,72 @@ def begun(group, p, number):
     return s
 
 
-def described(block):
-    """What the header of a block says, in words."""
+# A state in state_dict() is what kopt_save() writes of its tensor: the header, then the arrays of the block, without the
+# weights between them; bytes 44 to 47 of the header get the CRC-32 of all of it. docs/numerics.md, section 8c.
+HEADER = struct.Struct("<4s8BIQQQII16s")
+CHECKSUM = slice(44, 48)
+
+
+def raw(tensor):
+    """The bytes of a tensor on the CPU, where they are."""
+    return memoryview((ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())).cast("B")
+
+
+def checksum(block):
+    return zlib.crc32(raw(block)[48:], zlib.crc32(bytes(4), zlib.crc32(raw(block)[:44]))).to_bytes(4, "little")
+
+
+def places(opt, t):
+    """In the checkpoint of one tensor: where its header begins, where the arrays behind its weights do, and the end."""
+    head, weights = k.kopt_save_size(opt, None, 0) - 4, t.n * (4 if opt.weight_format == k.KOPT_F32 else 2)
+    return head, head + HEADER.size + -(-weights // 4) * 4, k.kopt_save_size(opt, t, 1)
+
+
+def checkpoint_of(opt, t):
+    data = torch.empty(k.kopt_save_size(opt, t, 1), dtype=torch.uint8)
+    k.check(k.kopt_save(opt, t, 1, data.data_ptr(), data.numel()))
+    return data
+
+
+def seal(opt, t):
+    """The state of a tensor for state_dict()."""
+    data, (head, arrays, _) = checkpoint_of(opt, t), places(opt, t)
+    block = torch.cat([data[head:head + HEADER.size], data[arrays:-4]])
+    raw(block)[CHECKSUM] = checksum(block)
+    return block
+
+
+def unseal(opt, t, block):
+    """Fills the state of a tensor from what seal() has made. False: it is damaged, or of another version."""
+    k.check(k.kopt_state_init(opt, t, None))
+    data, (head, arrays, _) = checkpoint_of(opt, t), places(opt, t)
+    if checksum(block) != raw(block)[CHECKSUM] or raw(block)[:5] != raw(data)[head:head + 5]:
+        return False
+    data[arrays:-4] = block[HEADER.size:]
+    raw(data)[-4:] = zlib.crc32(b"\0", zlib.crc32(raw(data)[:-4])).to_bytes(4, "little")
+    k.check(k.kopt_load(opt, t, 1, data.data_ptr(), data.numel()))
+    return True
+
+
+def described(block, sealed=False):
+    """What the header of a block says, in words; nothing, if it is none."""
     opt, t = k.kopt_optimizer(), k.kopt_tensor()
-    if k.kopt_state_inspect(block.data_ptr(), block.numel(), opt, t) != k.KOPT_OK:
+    if block.numel() < HEADER.size or sealed and raw(block)[:4] != b"KOPT":
         return {}
+    if not sealed:
+        if k.kopt_state_inspect(block.data_ptr(), block.numel(), opt, t) != k.KOPT_OK:
+            return {}
+    else:
+        (_, _, opt.rule, opt.weight_format, rounding, moments, count, _, _, t.id, t.n, t.first_index, _, opt.step,
+         _, _) = HEADER.unpack(raw(block)[:HEADER.size])
+        opt.rounding, opt.moment_format = rounding & 15, 3 if moments == 4 else moments
+        opt.amsgrad, opt.momentum = opt.rule == k.KOPT_ADAM and count & 7 == 3, opt.rule == k.KOPT_SGD and count & 7
     rules = {getattr(k, "KOPT_" + name.upper()): name for name in RULES if hasattr(k, "KOPT_" + name.upper())}
     dtypes = {code: dtype for dtype, code in FORMATS.items()}
-    words = {"rule": rules.get(opt.rule), "dtype": dtypes[opt.weight_format], "elements": t.n, "id": t.id,
+    words = {"rule": rules.get(opt.rule), "dtype": dtypes.get(opt.weight_format), "elements": t.n, "id": t.id,
              "first_index": t.first_index, "amsgrad": bool(opt.amsgrad), "momentum": opt.momentum > 0}
-    words.update((name, WORDS[name][getattr(opt, name)]) for name in ("rounding", "moment_format"))
-    return words
+    words.update((name, dict(enumerate(WORDS[name])).get(getattr(opt, name))) for name in ("rounding", "moment_format"))
+    return dict(words, step=opt.step) if sealed else words
 
 
 class Uncast:
@@ -268,20 +325,23 @@ class Uncast:
         self.state = state
 
 
-def difference(group, p, s):
+def difference(group, p, s, sealed=False):
     """How a block differs from that which the parameter would get in this group, in words; "" if they agree."""
-    opt, n, block = make(group, p.dtype), local(p).numel(), s["block"].cpu()
-    size = k.kopt_state_size(opt, n)
+    opt, block = make(group, p.dtype), s["block"].cpu()
+    t = k.kopt_tensor(n=local(p).numel(), id=s["id"], first_index=first_index(p))
+    size, (head, arrays, end) = k.kopt_state_size(opt, t.n), places(opt, t)
+    if size and sealed:
+        size = end - 4 - arrays + HEADER.size
     if not size or not block.numel():
         return "" if block.numel() == size else "it has %d bytes, but %d are needed" % (block.numel(), size)
     small, weight = torch.zeros(k.kopt_state_size(opt, 1), dtype=torch.uint8), torch.zeros(1, dtype=p.dtype)
     k.check(k.kopt_state_init(opt, k.kopt_tensor(
-        weight=weight.data_ptr(), n=1, id=s["id"], first_index=first_index(p), state=small.data_ptr(),
+        weight=weight.data_ptr(), n=1, id=s["id"], first_index=t.first_index, state=small.data_ptr(),
         state_size=small.numel()), None))
-    have, want = described(block), dict(described(small), elements=n, bytes=size)
+    have, want = described(block, sealed), dict(described(small), elements=t.n, bytes=size)
     have["bytes"] = block.numel()
     return ", ".join("it has %s %s, but %s is needed" % (name, have[name], want[name])
-                     for name in have if have[name] != want[name])
+                     for name in want if name in have and have[name] != want[name])
 
 
 # ---- one call: the tensors of a group that have the same dtype, device and step count ------------------------------
@@ -601,8 +661,8 @@ class KahanOptimizer(torch.optim.Optimizer):
     # ---- state ----
 
     def state_dict(self):
-        """That of torch.optim. `block` holds all of a parameter's state but its weight, in the sealed form of
-        kopt_state_seal(): the same bytes on every machine, with a checksum."""
+        """That of torch.optim. `block` holds all of a parameter's state but its weight, as kopt_save() writes it: the
+        same bytes on every machine, with a checksum."""
         return self._state_dict(self._sealed)
 
     def _state_dict(self, function):
@@ -624,14 +684,12 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _sealed(group, p, s):
-        s = dict(s, block=s["block"].to("cpu", copy=True), sealed=True)
-        if s["block"].numel():
-            host = Host(group, p, s)
-            try:
-                k.check(k.kopt_state_seal(make(group, p.dtype, s["step"]), host.t))
-            except (AttributeError, TypeError, k.kopt_error):  # the group was edited: what the block itself says
-                k.check(k.kopt_state_seal(host.opt, host.t))
-        return s
+        host = Host(group, p, s)
+        try:
+            block = seal(make(group, p.dtype, s["step"]), host.t) if host.block.numel() else host.block.clone()
+        except (AttributeError, TypeError, k.kopt_error):  # the group was edited: what the block itself says
+            block = seal(host.opt, host.t)
+        return dict(s, block=block, sealed=True)
 
     def load_state_dict(self, state_dict):
         """Takes what state_dict() made, and also the state of torch.optim.SGD, Adam, AdamW and RAdam. It is checked
@@ -666,15 +724,20 @@ class KahanOptimizer(torch.optim.Optimizer):
         number, moments = s.get("id", place), moments_of(group)
         if "block" in s:
             # load_state_dict() has converted the bytes to the dtype of the parameter, which is exact
-            result = {"step": int(s["step"]), "id": number, "block": s["block"].to("cpu", torch.uint8, copy=True)}
-            host = Host(group, p, result)
-            code = k.kopt_state_open(host.opt, host.t)
-            fault = difference(group, p, result) or (code != k.KOPT_OK and "it is damaged, or was not sealed") or (
-                host.opt.step != result["step"] and "its step is %d, not %d" % (host.opt.step, result["step"]))
+            sealed, n = s["block"].to("cpu", torch.uint8), local(p).numel()
+            opt, step = make(group, p.dtype, int(s["step"])), described(sealed, sealed=True).get("step", int(s["step"]))
+            block, weight = torch.zeros(k.kopt_state_size(opt, n), dtype=torch.uint8), torch.zeros(n, dtype=p.dtype)
+            t = k.kopt_tensor(weight=weight.data_ptr(), n=n, id=number, first_index=first_index(p),
+                              state=block.data_ptr(), state_size=block.numel())
+            result = {"step": int(s["step"]), "id": number, "block": sealed}
+            fault = difference(group, p, result, sealed=True)
+            if not fault and block.numel() and not unseal(opt, t, sealed):
+                fault = "it is damaged, or was not sealed"
+            if not fault and step != result["step"]:
+                fault = "its step is %d, not %d" % (step, result["step"])
             if fault:
                 raise ValueError("the state of %s is refused: %s" % (self._name(p), fault))
-            result["block"] = on_device(host.block, p.device)
-            return result
+            return dict(result, block=on_device(block, p.device))
         given = {name for name, value in s.items() if name != "step" and value is not None}
         if given != {name for _, name in moments}:
             raise ValueError("the state of %s has %s, but should have a block, or the moments of %s: %s" % (
