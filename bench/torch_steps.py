@@ -14,7 +14,7 @@ sys.path[:0] = [os.path.join(HERE, "..", "build", "python"), os.path.join(HERE, 
 
 import torch  # noqa: E402
 import kahan_opt as k  # noqa: E402
-from torch_kahan import KahanAdamW  # noqa: E402
+from kahan_opt import KahanAdamW  # noqa: E402
 
 SIZES = ((1, 64), (100, 64), (10000, 64), (1, 10 ** 7), (100, 10 ** 5), (10000, 1000))
 

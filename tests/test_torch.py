@@ -1,4 +1,4 @@
-"""docs/examples/torch_kahan.py under PyTorch: what PyTorch's own tests check of an optimizer, case by case, the
+"""The package of docs/examples/python under PyTorch: what PyTorch's own tests check of an optimizer, case by case, the
 formulas against torch.optim and against a second implementation, and a small transformer. Prints TAP.
 
     python3 tests/test_torch.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
@@ -23,8 +23,10 @@ sys.path[:0] = [sys.argv[1], "docs/examples"]
 sys.dont_write_bytecode = True
 
 import kahan_opt as k  # noqa: E402
-import torch_kahan  # noqa: E402
-from torch_kahan import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD, RULES  # noqa: E402
+from kahan_opt import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD  # noqa: E402
+from kahan_opt.calls import shares  # noqa: E402
+from kahan_opt.options import RULES, make as options_of  # noqa: E402
+from kahan_opt.state import described  # noqa: E402
 
 BF16, FP16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 EPSILON = 2.0 ** -24  # half an ulp of fp32, relative
@@ -369,7 +371,7 @@ def shares_of_threads():
         for threads in (1, 2, 3, 7):
             for whole in (0, 1):
                 seen = collections.Counter()
-                for part in torch_kahan.shares(sizes, threads, whole):
+                for part in shares(sizes, threads, whole):
                     for first, last, begin, end in part:
                         if end is None:
                             seen.update((i, 0, sizes[i]) for i in range(first, last))
@@ -380,7 +382,7 @@ def shares_of_threads():
                     ranges = sorted((b, e) for j, b, e in seen if i == j)
                     assert [b for b, _ in ranges] == [0][:bool(n)] + [e for _, e in ranges[:-1]] or not n
                     assert not n or ranges[-1][1] == n
-                assert set(seen.values()) <= {1} and len(torch_kahan.shares(sizes, threads, whole)) <= threads + 1
+                assert set(seen.values()) <= {1} and len(shares(sizes, threads, whole)) <= threads + 1
 
 
 @test
@@ -455,7 +457,7 @@ def drop_in():
     for option, formats in ((None, ("f32", "bf16", "bf16")), ("bf16", ("bf16",) * 3), ("q8", ("q8",) * 3)):
         optimizer = KahanAdamW(params, moment_format=option)
         steps(optimizer, params, 1)
-        found = [torch_kahan.described(optimizer.state[params[i]]["block"])["moment_format"] for i in (0, 3, 6)]
+        found = [described(optimizer.state[params[i]]["block"])["moment_format"] for i in (0, 3, 6)]
         assert tuple(found) == formats, found
     assert repr(optimizer).count("False") == 3 and "moment_format: q8" in repr(optimizer)
 
@@ -749,7 +751,7 @@ def sealed_blocks():
         steps(optimizer, params, 3)
         group, size = optimizer.param_groups[0], params[0].element_size()
         for p, s in zip(params, optimizer.state_dict()["state"].values()):
-            opt, n, block = torch_kahan.make(group, dtype, 3), p.numel(), bytes(s["block"].tolist())
+            opt, n, block = options_of(group, dtype, 3), p.numel(), bytes(s["block"].tolist())
             weights = bytes(p.detach().view(torch.int32 if size == 4 else torch.int16).numpy().astype(
                 "<i%d" % size).tobytes())
             saved = ctypes.create_string_buffer(k.kopt_save_size(opt, k.kopt_tensor(n=n, id=s["id"]), 1))

@@ -1,0 +1,364 @@
+"""Optimizers for PyTorch."""
+import itertools
+
+import torch
+
+from . import header as k
+from .calls import CALLS, increment_version
+from .options import FORMATS, RULES, TORCH, WAYS, WORDS, defaults_of, make, moments_of, refuse_ways, validate
+from .state import Host, begun, local, opened, seal
+
+class Uncast:
+    """Hides moments of torch.optim from load_state_dict(), which would convert them to the dtype of the parameter."""
+
+    def __init__(self, state):
+        self.state = state
+
+
+class KahanOptimizer(torch.optim.Optimizer):
+    """Any rule of RULES, with its options and those of COMMON. threads: for tensors on the CPU, with the same bits.
+
+    The random bits of a parameter are a function of its group's seed, its id and its step. Within an optimizer all ids
+    differ. Two optimizers with the same seed draw equal noise for their first parameters, and so on: where there are
+    several, as with one per parameter, give each a seed of its own."""
+
+    def __init__(self, params, rule="adamw", **options):
+        self._forget()
+        super().__init__(params, defaults_of(rule, options))
+
+    def _forget(self):
+        """Makes the calls of the next step anew. _versions: those that the last steps left, by id()."""
+        self._plan, self._versions = ([], []), {}
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            refuse_ways(group)
+            if group["rule"] != self.defaults["rule"]:
+                raise ValueError("all groups have one rule")
+            validate(group, len(self.param_groups) - 1)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    @property
+    def _step_supports_amp_scaling(self):
+        """Does GradScaler leave its scale to step()? It refuses to unscale fp16; in all else it is as with torch.optim.
+        (The protocol of PyTorch 2.3.)"""
+        return hasattr(getattr(torch, "amp", None), "GradScaler") and any(
+            p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
+
+    def _validate(self):
+        for number, group in enumerate(self.param_groups):
+            validate(group, number)
+
+    def _name(self, p):
+        """Words for an error."""
+        place = 0
+        for number, group in enumerate(self.param_groups):
+            for within, q in enumerate(group["params"]):
+                if q is p:
+                    return "parameter %d (group %d, place %d, shape %s, %s)" % (
+                        place, number, within, tuple(p.shape), p.dtype)
+                place += 1
+        return "a parameter that is in no group"
+
+    @staticmethod
+    def _members(groups):
+        """(place, group, parameter). One that is listed twice, which torch.optim warns of, counts once."""
+        groups_of = {}
+        for group in groups:
+            for p in group["params"]:
+                groups_of.setdefault(p, group)
+        return [(place, group, p) for place, (p, group) in enumerate(groups_of.items())]
+
+    # ---- step ----
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step of each parameter that has a gradient. If anything is refused, nothing is written."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)  # of a GradScaler
+        if found_inf is not None and float(found_inf):
+            return loss
+        calls = self._calls()
+        for call in calls:
+            call.begin(1.0 if scale is None else 1.0 / float(scale), getattr(self, "clip", 1.0))
+        for call in calls:
+            call.run()
+        return loss
+
+    def _key(self):
+        """What the calls depend on."""
+        key = []
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            parts = list(map(local, params))
+            key.append([id(group), [group[name] for name in WORDS], moments_of(group), group["threads"],
+                        list(map(id, params)), [p.data_ptr() for p in parts], [p.numel() for p in parts],
+                        [p.grad.dtype for p in params], [id(self.state.get(p)) for p in params]])
+        return key
+
+    def _calls(self):
+        """The calls of a step, with the gradients of now. They are made anew if the list of tensors has changed."""
+        key, calls = self._plan
+        if key != self._key() or not all(call.is_current() for call in calls):
+            for call in calls:
+                self._versions.update(zip(map(id, call.params), call.versions))
+            calls = self._make_calls()
+            self._plan = self._key(), calls
+        for call in calls:
+            call.prepare()
+        return calls
+
+    def _make_calls(self):
+        self._validate()
+        members = [m for m in self._members(self.param_groups) if m[2].grad is not None]
+        for _, _, p in members:
+            if p.device.type not in CALLS:
+                raise TypeError("%s is on %s: use the CPU or a GPU with CUDA" % (self._name(p), p.device))
+            if p.dtype not in FORMATS or p.grad.dtype not in FORMATS:
+                raise TypeError("%s has a gradient in %s: use bfloat16, float16 or float32 for both (for complex "
+                                "numbers: torch.view_as_real)" % (self._name(p), p.grad.dtype))
+            if getattr(p.grad, "placements", None) != getattr(p, "placements", None):
+                raise TypeError("%s is a DTensor whose gradient has other placements" % self._name(p))
+        self._begin(members)
+        lists = {}
+        for _, group, p in members:
+            s = self.state[p]
+            for turn in itertools.count():  # the ids of a list differ; states from several optimizers may share some
+                some = lists.setdefault((id(group), p.dtype, p.device, s["step"], turn), (group, {}))[1]
+                if some.setdefault(s["id"], (p, s))[0] is p:
+                    break
+        return [CALLS[key[2].type](self, group, [some[i] for i in sorted(some)])
+                for key, (group, some) in lists.items()]
+
+    def _begin(self, members):
+        """Gives a state to each parameter that has none. Its id is its place, or, if another has this id, a new one."""
+        fresh = [member for member in members if not self._state_of(*member)]
+        if fresh:
+            self._refuse_shared_memory()
+        ids = {s["id"] for s in self.state.values() if isinstance(s, dict) and "id" in s}
+        spare = max(ids | {sum(len(group["params"]) for group in self.param_groups)}) + 1
+        for place, group, p in fresh:
+            number = spare if place in ids else place
+            self.state[p] = begun(group, p, number)
+            spare += number == spare
+
+    def _state_of(self, place, group, p):
+        """Its open state, or nothing. Other code may have put a saved one there: ZeroRedundancyOptimizer does."""
+        s = self.state.get(p)
+        if s and ("block" not in s or s.get("sealed")):
+            s = self.state[p] = self._opened(place, group, p, s)
+        return s
+
+    def _refuse_shared_memory(self):
+        members = ((local(p), p) for _, _, p in self._members(self.param_groups))
+        spans = sorted((part.data_ptr(), part.data_ptr() + part.numel() * part.element_size(), i, p)
+                       for i, (part, p) in enumerate(members) if part.numel() and part.is_contiguous())
+        for (_, end, _, one), (begin, _, _, other) in zip(spans, spans[1:]):
+            if begin < end:
+                raise RuntimeError("%s and %s share memory: list a tied weight once"
+                                   % (self._name(one), self._name(other)))
+
+    @torch.no_grad()
+    def grad_norm(self):
+        """The kopt_norm of all gradients: exact, and it counts infinities and NaNs."""
+        norm = k.kopt_norm()
+        for call in self._calls():
+            call.add_norm(norm)
+        return norm
+
+    # ---- state ----
+
+    def state_dict(self):
+        """That of torch.optim. `block` holds all of a parameter's state but its weight, as kopt_save() writes it: the
+        same bytes on every machine, with a checksum."""
+        return self._state_dict(self._sealed)
+
+    def _state_dict(self, function):
+        """That of torch.optim, where each parameter has what function(group, parameter, state) gives."""
+        everything = self.state
+        members = {p for _, _, p in self._members(self.param_groups)}
+        self.state = {p: s for p, s in everything.items() if p in members or not isinstance(p, torch.Tensor)}
+        try:  # torch.optim fails at the state of a parameter that has left its group
+            result = super().state_dict()
+        finally:
+            self.state = everything
+        state = dict(result["state"])
+        for group, packed in zip(self.param_groups, result["param_groups"]):
+            for p, index in zip(group["params"], packed["params"]):
+                s = self._state_of(index, group, p)
+                if s:
+                    state[index] = function(group, p, s)
+        return dict(result, state=state)
+
+    @staticmethod
+    def _sealed(group, p, s):
+        host = Host(group, p, s)
+        try:
+            block = seal(make(group, p.dtype, s["step"]), host.t) if host.block.numel() else host.block.clone()
+        except (AttributeError, TypeError, k.kopt_error):  # the group was edited: what the block itself says
+            block = seal(host.opt, host.t)
+        return dict(s, block=block, sealed=True)
+
+    def load_state_dict(self, state_dict):
+        """Takes what state_dict() made, and also the state of torch.optim.SGD, Adam, AdamW and RAdam. It is checked
+        whole before anything is written. Load the model, too: its weights are not in here."""
+        state = {index: s if "block" in s else Uncast(s) for index, s in state_dict["state"].items() if s}
+        super().load_state_dict(dict(state_dict, state=state))
+
+    def __setstate__(self, state):
+        loaded = "defaults" not in state  # from load_state_dict(); copy and pickle bring all
+        if loaded:
+            for number, (group, now) in enumerate(zip(state["param_groups"], self.param_groups)):
+                if group.get("rule", now["rule"]) != now["rule"]:
+                    raise ValueError("the state is that of %s, not of %s" % (group["rule"], now["rule"]))
+                for name in WAYS:
+                    group.pop(name, None)
+                for name in self.defaults:  # torch.optim and earlier versions have fewer
+                    group.setdefault(name, now.get(name))
+                validate(group, number)
+        states = type(state["state"])(dict, state["state"])
+        for place, group, p in self._members(state["param_groups"]):
+            s = states.get(p)
+            if s and loaded:
+                states[p] = self._opened(place, group, p, s.state if isinstance(s, Uncast) else s)
+            elif s:
+                s.setdefault("id", place)  # one that an earlier version has pickled
+        super().__setstate__(dict(state, state=states))
+        self._forget()
+
+    def _opened(self, place, group, p, s):
+        """The state from an entry of state_dict(), or from the moments of torch.optim. In an earlier version the id was
+        the place."""
+        number, moments = s.get("id", place), moments_of(group)
+        if "block" in s:
+            try:
+                return opened(group, p, number, s)
+            except ValueError as fault:
+                raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
+        given = {name for name, value in s.items() if name != "step" and value is not None}
+        if given != {name for _, name in moments}:
+            raise ValueError("the state of %s has %s, but should have a block, or the moments of %s: %s" % (
+                self._name(p), ", ".join(sorted(given)) or "neither", group["rule"], ", ".join(n for _, n in moments)))
+        result = begun(group, p, number)
+        result["step"] = int(s.get("step", 1))  # torch's SGD does not count; its buffer is there after the first step
+        for slot, name in moments:
+            if s[name].shape != p.shape:
+                raise ValueError("%s of %s has the shape %s" % (name, self._name(p), tuple(s[name].shape)))
+            Host(group, p, result).write(slot, s[name])
+        return result
+
+    # ---- exchange with torch.optim, in fp32 ----
+
+    @torch.no_grad()
+    def torch_state_dict(self):
+        """The state in the layout of torch.optim.SGD, Adam, AdamW or RAdam (exp_avg, exp_avg_sq, step), in fp32."""
+        rule = self.defaults["rule"]
+        if not RULES[rule][2]:
+            raise ValueError("torch.optim has nothing like " + rule)
+
+        def moments(group, p, s):
+            values = {} if rule == "sgd" else {"step": torch.tensor(float(s["step"]))}
+            return dict(values, **{name: Host(group, p, s).read(slot) for slot, name in moments_of(group)})
+
+        result = self._state_dict(moments)
+        groups = [{name: group[name] for name in TORCH + ("params",) if name in group}
+                  for group in result["param_groups"]]
+        return {"state": result["state"], "param_groups": groups}
+
+    @torch.no_grad()
+    def read_weights(self):
+        """The weights together with what is kept beside them, as fp32 tensors in the order of the groups."""
+        found = [(group, p, self._state_of(place, group, p)) for place, group, p in self._members(self.param_groups)]
+        return [Host(group, p, s).read(k.KOPT_WEIGHT) if s else local(p).detach().float() for group, p, s in found]
+
+    @torch.no_grad()
+    def write_weights(self, weights):
+        """Sets the parameters, and what is kept beside them, from fp32 tensors: masters, an average, a checkpoint."""
+        members, weights = self._members(self.param_groups), list(weights)
+        if [local(p).shape for _, _, p in members] != [local(w).shape for w in weights]:
+            raise ValueError("write_weights: not the number of tensors or the shapes of the parameters")
+        self._begin(members)
+        for (_, group, p), values in zip(members, weights):
+            Host(group, p, self.state[p]).write(k.KOPT_WEIGHT, values)
+        increment_version([local(p) for _, _, p in members])
+        self._forget()
+
+
+class KahanAdamW(KahanOptimizer):
+    """torch.optim.AdamW, in pure 16 bit. options: those of the rule "adamw" and of COMMON."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, **options):
+        super().__init__(params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
+                         **options)
+
+
+class KahanSGD(KahanOptimizer):
+    """torch.optim.SGD, in pure 16 bit. options: those of COMMON."""
+
+    def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, **options):
+        super().__init__(params, "sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
+                         nesterov=nesterov, **options)
+
+
+class KahanScaler:
+    """kopt_scaler with the calls of torch.amp.GradScaler, for tensors on the CPU: of several optimizers each skips its
+    own overflows, and one in any of them lowers the scale, once in update(). The search for infinities and clipping
+    need no pass that writes. fields: those of kopt_scaler, such as scale=1024.0."""
+
+    def __init__(self, **fields):
+        self.scaler, self.seen = k.kopt_grad_scaler(), {}  # since the last update(), by id(): is it stepped, overflows
+        self.load_state_dict(fields)
+
+    def scale(self, loss):
+        return loss.float() * self.scaler.scale
+
+    @torch.no_grad()
+    def unscale_(self, optimizer):
+        """Divides the gradients by the scale, for a program that needs their values. step() alone is faster."""
+        if id(optimizer) in self.seen:
+            raise RuntimeError("unscale_() is being called after step()." if self.seen[id(optimizer)][0] else
+                               "unscale_() has already been called on this optimizer since the last update().")
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if any(g.dtype == torch.float16 for g in grads):
+            raise ValueError("Attempting to unscale FP16 gradients, which would lose small ones: to clip, pass "
+                             "max_norm to step()")
+        self.seen[id(optimizer)] = False, optimizer.grad_norm().nonfinite != 0
+        for g in grads:
+            g.mul_(1.0 / self.scaler.scale)
+
+    def step(self, optimizer, max_norm=0.0):
+        """Steps unless a gradient is infinite or NaN. max_norm: clips the norm of the optimizer's gradients to it; 0:
+        does not."""
+        stepped, found = self.seen.get(id(optimizer), (False, False))
+        if stepped:
+            raise RuntimeError("step() has already been called since the last update().")
+        norm, scale = optimizer.grad_norm(), 1.0 if id(optimizer) in self.seen else self.scaler.scale
+        found = found or norm.nonfinite != 0
+        optimizer.clip = k.kopt_clip_coefficient(norm, max_norm, 1.0 / scale)
+        optimizer.grad_scale, optimizer.found_inf = scale, found
+        try:
+            loss = optimizer.step()
+        finally:
+            del optimizer.clip, optimizer.grad_scale, optimizer.found_inf
+        self.seen[id(optimizer)] = True, found
+        return loss
+
+    def update(self):
+        if not self.seen:
+            raise AssertionError("No inf checks were recorded prior to update.")
+        k.check(k.kopt_scaler_update(self.scaler, int(any(found for _, found in self.seen.values()))))
+        self.seen = {}
+
+    def state_dict(self):
+        return {name: getattr(self.scaler, name) for name, _ in self.scaler._fields_}
+
+    def load_state_dict(self, state):
+        for name, value in state.items():
+            setattr(self.scaler, name, value)
