@@ -70,6 +70,10 @@ def works(k):
     except k.kopt_error as e:
         report(e.result == k.KOPT_ERROR_RANGE and str(e) == "the head: " + k.kopt_result_string(e.result),
                "check() raises kopt_error with kopt_result_string()", e)
+    scaler = k.kopt_grad_scaler()
+    report(repr(scaler).startswith("kopt_scaler(scale=65536.0, minimum=0.0, growth=2.0,") and
+           "rule=KOPT_SGD, " in repr(opt) and "rounding=KOPT_KAHAN, " in repr(opt) and
+           "digit=[0, 0, " in repr(k.kopt_norm()), "a struct shows its fields, and enums their names", repr(opt))
     called = []
     weight, grad = (ctypes.c_uint16 * 4)(*[0x3F80] * 4), (ctypes.c_uint16 * 4)(*[0x3F80] * 4)
     opt = k.kopt_adamw(0.125)

@@ -5,6 +5,7 @@ formulas against torch.optim and against a second implementation, and a small tr
 import collections
 import copy
 import ctypes
+import inspect
 import io
 import math
 import os
@@ -22,6 +23,7 @@ from torch.nn import Parameter
 sys.path[:0] = [sys.argv[1], "docs/examples"]
 sys.dont_write_bytecode = True
 
+import kahan_opt  # noqa: E402
 import kahan_opt as k  # noqa: E402
 from kahan_opt import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD  # noqa: E402
 from kahan_opt.calls import shares  # noqa: E402
@@ -197,9 +199,31 @@ def group_options():
 
 @test
 def printed():
-    """repr() names the class and the options"""
+    """repr() names the class and the options; help() has every option with its default, which is the header's"""
     text = repr(KahanAdamW(parameters()))
     assert "KahanAdamW" in text and "rounding: kahan" in text and "lr: 0.001" in text
+    assert repr(KahanScaler(scale=8.0)).startswith("KahanScaler(scale=8.0, minimum=0.0, growth=2.0, backoff=0.5, ")
+    for kind, rule in ((KahanAdamW, "adamw"), (KahanSGD, "sgd")):
+        default = {name: p.default for name, p in inspect.signature(kind).parameters.items()}
+        group = KahanOptimizer(parameters(), rule).param_groups[0]
+        for name, value in group.items():
+            if name not in ("params", "rule"):
+                assert default[name] == value and type(default[name]) is type(value), (name, value)
+                assert re.search(r"\n    %s( \(.*\n?.*\))?: " % name, kind.__doc__), name
+                assert re.search(r"\s+".join(re.escape("Default %r." % (value,)).split("\\ ")), kind.__doc__), name
+    for rule in RULES:
+        words = KahanOptimizer.options_of(rule)
+        assert all("    %s" % name in words for name in KahanOptimizer(parameters(), rule).defaults if name != "rule")
+    for name in dir(kahan_opt.torch):
+        thing = getattr(kahan_opt.torch, name)
+        if getattr(thing, "__module__", "") == "kahan_opt.torch" and not name.startswith("_") and name != "Uncast":
+            functions = [thing] if inspect.isfunction(thing) else [
+                f for n, f in vars(thing).items() if inspect.isfunction(f) and (n == "__init__" or n[0] != "_")]
+            assert thing.__doc__ and hasattr(kahan_opt, name), name
+            for f in functions:
+                hints = set(f.__annotations__) - {"return"}
+                assert f.__doc__ or f.__name__ == "__init__", f
+                assert hints == set(inspect.signature(f).parameters) - {"self"} and "return" in f.__annotations__, f
 
 
 # ---- gradients and parameters of every kind ------------------------------------------------------------------------
@@ -351,7 +375,7 @@ def one_call_for_all():
             params = parameters(shapes=sizes)
             optimizer = KahanAdamW(params, threads=threads, **options)
             steps(optimizer, params, 3)
-            assert threads == 1 or optimizer._plan[1][0].parts is not None
+            assert threads == 1 or optimizer._plans[None][1][0].parts is not None
             results.append(params)
         single = parameters(shapes=sizes)
         optimizer = KahanAdamW(single, **options)
@@ -925,6 +949,32 @@ def fp32_weights():
     steps(other, other_params, 1, first=4)
     assert all((a - b).abs().max() < 1e-3 for a, b in zip(optimizer.read_weights(), other.read_weights()))
     refused(ValueError, "number of tensors", optimizer.write_weights, masters[:2])
+
+
+@test
+def what_is_kept():
+    """moments(), full_weights() and noise_key() of a parameter, of every rule; the moments are those of torch.optim"""
+    for rule, make in all_rules():
+        params = parameters()
+        optimizer = make(params)
+        assert optimizer.moments(params[1]) == {}
+        assert equal(optimizer.full_weights(params[1]), params[1].detach().float())
+        assert optimizer.noise_key(params[1]) == {"seed": 0, "id": 1, "step": 1}
+        steps(optimizer, params, 3)
+        assert optimizer.noise_key(params[1]) == {"seed": 0, "id": 1, "step": 4}
+        assert equal([optimizer.full_weights(p) for p in params], optimizer.read_weights())
+        moments = optimizer.moments(params[1])
+        assert len(moments) == {"sgd": 1, "lion": 1, "adan": 4}.get(rule, 2), rule
+        assert all(x.dtype == F32 and x.shape == params[1].shape and x.any() for x in moments.values())
+        refused(ValueError, "is no parameter of this optimizer", optimizer.moments, torch.zeros(3))
+    theirs, ours = parameters(F32), parameters(F32)
+    a, b = torch.optim.AdamW(theirs), KahanAdamW(ours)
+    steps(a, theirs, 3)
+    steps(b, ours, 3)
+    assert all(torch.allclose(value, a.state[theirs[0]][name]) for name, value in b.moments(ours[0]).items())
+    p = parameters()
+    optimizer = KahanAdamW([{"params": p[:1]}, {"params": p[1:], "seed": 7}])
+    assert optimizer.noise_key(p[2]) == {"seed": 7, "id": 2, "step": 1}
 
 
 # ---- groups that are edited ----------------------------------------------------------------------------------------

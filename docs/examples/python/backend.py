@@ -100,7 +100,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     with open(os.path.join(ROOT, "LICENSE"), "rb") as f:
         files[info + "LICENSE"] = f.read()
     files[info + "METADATA"] = metadata().encode()
-    files[info + "WHEEL"] = b"Wheel-Version: 1.0\nGenerator: kahan_opt\nRoot-Is-Purelib: false\nTag: %s\n" % tag.encode()
+    wheel = "Wheel-Version: 1.0\nGenerator: kahan_opt\nRoot-Is-Purelib: false\nTag: %s\n"
+    files[info + "WHEEL"] = (wheel % tag).encode()
     record = ["%s,sha256=%s,%d\n" % (file, digest(data), len(data)) for file, data in files.items()]
     files[info + "RECORD"] = ("".join(record) + info + "RECORD,,\n").encode()
     with zipfile.ZipFile(os.path.join(wheel_directory, name), "w", zipfile.ZIP_DEFLATED) as wheel:

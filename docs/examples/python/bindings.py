@@ -28,6 +28,20 @@ class layout_row_(Structure):
 
 class struct_(Structure):
     __slots__ = ()  # a field that does not exist is an error
+    enums_ = {{}}     # the names of the values of fields that are enums
+
+    def __repr__(self):
+        words = []
+        for name, *_ in self._fields_:
+            value = getattr(self, name)
+            if isinstance(value, Array):
+                value = list(value)
+            elif hasattr(type(value), "contents"):  # a pointer
+                value = cast(value, c_void_p).value
+            elif name in self.enums_:
+                value = self.enums_[name].get(value, value)
+            words.append("%s=%s" % (name, value))
+        return "%s(%s)" % (type(self).__name__, ", ".join(words))
 
 
 path_ = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib{name}" + (".dll" if os.name == "nt" else ".so"))
@@ -144,7 +158,8 @@ class Header:
         text = text.replace("API_ KOPT_RESULT_", "API_ kopt_result").replace("enum KOPT_NODISCARD_ ", "enum ")
         self.types = dict(known.types if known else {k: k for k in SCALARS})  # those that ctypes has, and ours
         self.numbers = dict(known.numbers if known else {})
-        self.macros, self.constants, self.aliases, self.enums, self.structs, self.functions = [], [], [], [], [], []
+        self.macros, self.constants, self.aliases, self.structs, self.functions = [], [], [], [], []
+        self.enums = {}  # name: its values and their names
         for name, parameters, value in re.findall(r"^#define (KOPT_\w*[A-Z0-9])(\([\w, ]+\))? +(.+)$", text, re.M):
             value = re.sub(r"\b(0x[0-9A-F]+|\d+)u\b", r"\1", value.replace("sizeof(char) * ", "")).strip()
             if "sizeof" in value:
@@ -159,7 +174,7 @@ class Header:
             self.types[alias] = name
             self.aliases.append((alias, name))
         for name, body in re.findall(r"\benum (\w*) ?\{(.*?)\}", text, re.S):
-            value = -1
+            value, values = -1, {}
             for item in body.split(","):
                 item, _, given = (part.strip() for part in item.partition("="))
                 if item:
@@ -167,8 +182,9 @@ class Header:
                     self.numbers[item] = value
                     if public(item):
                         self.constants.append(item)
+                        values[value] = item
             if name:
-                self.enums.append(name)
+                self.enums[name] = values
                 self.types[name] = "int"
         found = [s for s in re.findall(r"typedef struct (\w+) \{(.*?)\} \1;", text, re.S) if public(s[0])]
         for name, body in found:
@@ -239,7 +255,8 @@ def write(header, path, folder):
         row(constant, "%s, 0" % constant, constant)
     for macro, parameters, value in header.macros:
         types += ["", "", "def %s%s:" % (macro, parameters), "    return " + value]
-    types += ["", ""] + ["%s = c_int  # an enum" % enum for enum in header.enums]
+    types += ["", ""] + ["%s = c_int  # an enum\nnames_of_%s_ = %r" % (enum, enum, header.enums[enum])
+                         for enum in header.enums]
     types += ["%s = %s" % (alias, SCALARS[base]) for alias, base in header.aliases]
     for enum in header.enums:
         row("sizeof " + enum, "sizeof(%s), 0" % enum, "sizeof(%s)" % enum)
@@ -261,6 +278,9 @@ def write(header, path, folder):
                 "%s.%s.offset, %s.%s.size" % (struct, field, struct, field),
                 "offsetof(%s, %s)" % (struct, field), "sizeof(((%s *)0)->%s)" % (struct, field))
         types.append("]")
+        names = {field: "names_of_%s_" % kind.strip() for field, kind, *_ in fields if kind.strip() in header.enums}
+        if names:
+            types.append("%s.enums_ = {%s}" % (struct, ", ".join('"%s": %s' % pair for pair in names.items())))
     for function, result, arguments, inline in header.functions:
         prototype = "%s %s(%s)" % (result, function, ", ".join(arguments) or "void")
         prototype = prototype.replace("* ", "*")

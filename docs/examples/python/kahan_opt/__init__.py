@@ -12,10 +12,12 @@ import typing
 from .header import *
 
 __version__ = "%d.%d.%d" % (KOPT_VERSION // 10000, KOPT_VERSION // 100 % 100, KOPT_VERSION % 100)
-FOR_PYTORCH = ("KahanAdamW", "KahanOptimizer", "KahanSGD", "KahanScaler")
+FOR_PYTORCH = ("KahanAdamW", "KahanOptimizer", "KahanSGD", "KahanScaler", "param_groups_weight_decay",
+               "prepare_for_gradient_release", "remove_gradient_release")
 
 if typing.TYPE_CHECKING:
-    from .torch import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD
+    from .torch import (KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD, param_groups_weight_decay,
+                        prepare_for_gradient_release, remove_gradient_release)
 
 
 def __getattr__(name):

@@ -98,11 +98,11 @@ class Call:
     def is_current(self):
         return {s["step"] for s in self.states} == {self.opt.step}
 
-    def begin(self, grad_scale=1.0, clip=1.0):
+    def begin(self, grad_scale=1.0, clip=1.0, moments_only=False):
         """Checks the options and computes the scalars of the step, and counts nothing."""
         try:
             self.opt, self.began = make(self.group, self.dtype, self.states[0]["step"]), k.kopt_step()
-            self.opt.grad_scale, self.opt.clip = grad_scale, clip
+            self.opt.grad_scale, self.opt.clip, self.opt.moments_only = grad_scale, clip, moments_only
             k.check(k.kopt_step_begin(type(self.opt).from_buffer_copy(self.opt), self.began))
         except Exception:
             self.optimizer._validate()
