@@ -25,7 +25,8 @@ sys.dont_write_bytecode = True
 
 import kahan_opt  # noqa: E402
 import kahan_opt as k  # noqa: E402
-from kahan_opt import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD  # noqa: E402
+from kahan_opt import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD, param_groups_weight_decay  # noqa: E402
+from kahan_opt import prepare_for_gradient_release, remove_gradient_release  # noqa: E402
 from kahan_opt.calls import shares  # noqa: E402
 from kahan_opt.options import RULES, make as options_of  # noqa: E402
 from kahan_opt.state import described  # noqa: E402
@@ -1235,6 +1236,146 @@ def forked():
     steps(optimizer, params, 1, first=3)
 
 
+# ---- what optimi has -----------------------------------------------------------------------------------------------
+
+
+def model_of(dtype=BF16, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)).to(dtype)
+
+
+def backward(model, t):
+    model(noise(5, 6, seed=t, dtype=next(model.parameters()).dtype)).float().square().mean().backward()
+
+
+@test
+def optimis_names():
+    """kahan_sum, decouple_lr, decouple_wd, triton and gradient_release mean what they mean in optimi"""
+    p = parameters()
+    for options, name, value in (
+            ({}, "rounding", "kahan"), ({"kahan_sum": None}, "rounding", "kahan"),
+            ({"kahan_sum": True}, "rounding", "kahan"), ({"kahan_sum": False}, "rounding", "nearest"),
+            ({"decouple_lr": True, "lr": 0.5}, "decay_mode", "fully_decoupled"),
+            ({"decouple_lr": True, "lr": 0.5}, "max_lr", 0.5), ({"decouple_lr": False}, "decay_mode", "decoupled"),
+            ({"decouple_wd": False}, "decay_mode", "l2"), ({"triton": None, "foreach": False}, "rounding", "kahan")):
+        for optimizer in (KahanAdamW(p, **options), KahanAdamW([dict(options, params=p)])):
+            group = optimizer.param_groups[0]
+            assert group[name] == value, options
+            assert not {"kahan_sum", "decouple_lr", "decouple_wd", "triton"} & set(group)
+            steps(optimizer, p, 1)
+    assert KahanOptimizer(p, "adam", decouple_wd=True).param_groups[0]["decay_mode"] == "decoupled"
+    KahanAdamW(p, gradient_release=True)
+    refused(ValueError, "kahan_sum=False and rounding='exact' contradict", KahanAdamW, p, kahan_sum=False,
+            rounding="exact")
+    refused(ValueError, "triton=True is not supported", KahanAdamW, p, triton=True)
+
+
+@test
+def groups_without_decay():
+    """param_groups_weight_decay(): biases, norms and the names that are given have no decay"""
+    model = model_of()
+    model[0].weight.requires_grad = False
+    kept, decayed = param_groups_weight_decay(model, 0.25)
+    assert [tuple(p.shape) for p in kept["params"]] == [(16,), (16,), (16,), (3,)] and kept["weight_decay"] == 0.0
+    assert [tuple(p.shape) for p in decayed["params"]] == [(3, 16)] and decayed["weight_decay"] == 0.25
+    kept, decayed = param_groups_weight_decay(model_of(), additional_layers=["2."])
+    assert [tuple(p.shape) for p in decayed["params"]] == [(16, 6)] and decayed["weight_decay"] == 1e-2
+    assert [g["weight_decay"] for g in KahanAdamW([kept, decayed], weight_decay=9).param_groups] == [0.0, 1e-2]
+    for rule in ("adam", "adamw"):  # the formula: no decay is no shrinking
+        weights = [Parameter(torch.ones(4)), Parameter(torch.ones(4, 4))]
+        optimizer = KahanOptimizer([{"params": [w], "weight_decay": d} for w, d in zip(weights, (0.0, 0.5))], rule,
+                                   lr=0.5)
+        for w in weights:
+            w.grad = torch.zeros_like(w)
+        optimizer.step()
+        assert bool((weights[0] == 1).all()) and bool((weights[1] < 1).all())
+
+
+@test
+def gradient_release():
+    """gradients are freed in backward(), with the bits of an ordinary step; the hooks can be removed"""
+    plain, released = model_of(), model_of()
+    a, b = KahanAdamW(plain.parameters(), lr=0.01), KahanAdamW(released.parameters(), lr=0.01, gradient_release=True)
+    if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+        refused(RuntimeError, "needs PyTorch 2.1", prepare_for_gradient_release, released, b)
+        raise Skip("this PyTorch cannot release gradients")
+
+    def both(count, first):
+        for t in range(first, first + count):
+            for model, optimizer in ((plain, a), (released, b)):
+                backward(model, t)
+                assert model is plain or t >= 8 or all(p.grad is None for p in model.parameters())
+                optimizer.step()
+                optimizer.zero_grad()
+        assert equal(list(plain.parameters()), list(released.parameters()))
+
+    prepare_for_gradient_release(released, b)
+    refused(ValueError, "has such hooks already", prepare_for_gradient_release, released, b)
+    both(4, 0)
+    b.load_state_dict(through_a_file(b.state_dict()))
+    both(2, 4)
+    remove_gradient_release(released)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        remove_gradient_release(released)
+    assert "no hooks" in str(caught[0].message)
+    both(2, 8)  # ordinary steps, and the residuals are still there
+    prepare_for_gradient_release(released, b)
+    with torch.no_grad():
+        for model in (plain, released):
+            model[0].weight.clamp_(min=-0.2)  # a new value has no residual, whatever steps it
+    for model, optimizer in ((plain, a), (released, b)):
+        backward(model, 20)
+        optimizer.step()
+    assert equal(list(plain.parameters()), list(released.parameters()))
+    other = KahanAdamW(model_of().parameters())
+    refused(ValueError, "parameters that are not in the model", prepare_for_gradient_release, released, other)
+
+
+@test
+def steps_of_one():
+    """step(param=p) steps p alone; alternating with steps of all it keeps every residual"""
+    one, all_ = parameters(), parameters()
+    a, b = KahanAdamW(one, lr=1e-3), KahanAdamW(all_, lr=1e-3)
+    for t in range(1, 9):
+        for params in (one, all_):
+            set_grads(params, t)
+        b.step()
+        if t % 4:
+            for p in reversed(one):
+                a.step(param=p)
+        else:
+            a.step()
+    assert equal(one, all_) and equal(a.read_weights(), b.read_weights())
+    a.zero_grad(param=one[0])
+    a.zero_grad(set_to_none=False, param=one[1])
+    assert one[0].grad is None and not one[1].grad.any() and one[2].grad is not None
+    refused(ValueError, "no parameter of this optimizer", a.step, param=Parameter(torch.ones(2)))
+    refused(ValueError, "a closure or a param", a.step, lambda: 0, one[0])
+
+
+@test
+def optimizer_accumulation():
+    """with optimizer_accumulation a step changes moments and step count, but no weight; the formula of optimi"""
+    for rule, make in all_rules():
+        params, exact = parameters(F32), parameters(F32)
+        optimizer = make(params)
+        optimizer.optimizer_accumulation = True
+        before, beta1 = [p.detach().clone() for p in params], optimizer.param_groups[0].get("betas", (0.9,))[0]
+        steps(optimizer, params, 3)
+        assert equal(before, [p.detach() for p in params]) and optimizer.optimizer_accumulation
+        assert optimizer.noise_key(params[0])["step"] == 4
+        optimizer.optimizer_accumulation = False
+        steps(optimizer, params, 4 if rule in ("radam", "ranger") else 1, first=4)
+        assert not equal(before, [p.detach() for p in params]), rule
+        if rule in ("adamw", "adam"):  # m = sum of (1 - beta1) beta1^(t - i) g_i
+            whole = torch.zeros(300)
+            for t in range(1, 5):
+                set_grads(exact, t)
+                whole = beta1 * whole + (1 - beta1) * exact[1].grad
+            assert torch.allclose(optimizer.moments(params[1])["exp_avg"], whole, atol=1e-6), rule
+
+
 # ---- loss scaling and clipping -------------------------------------------------------------------------------------
 
 
@@ -1503,7 +1644,7 @@ def page():
     """docs/pytorch.md: the examples run"""
     with open("docs/pytorch.md", encoding="utf-8") as f:
         blocks = re.findall(r"<!-- test: test_torch.py -->\n```python\n(.*?)```", f.read(), re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         exec(compile(block, "docs/pytorch.md", "exec"), {})
 
