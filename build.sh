@@ -32,6 +32,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
        ./build.sh bench wasm [ROUNDS]    WebAssembly without and with its vectors, in node
        ./build.sh bench torch [ROUNDS]   a step of KahanAdamW beside torch's AdamW, for 1, 100 and 10,000 tensors
+       ./build.sh bench torch tests      the tests of the optimizers with the newest PyTorch (installs it: 5 GB)
        ./build.sh bench converters       convert.py with the real bitsandbytes, optimi, torchao (installs them: 6 GB)
        ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
@@ -237,8 +238,13 @@ bench() {
         ;;
     torch)
         shift
-        knows 'bench torch' N "$@"
+        knows 'bench torch' 'N tests' "$@"
         python_library build/python
+        if [ "${1:-}" = tests ]; then
+            install_peers
+            for test in test_torch test_torch_optim; do (exec_python torch tests/$test.py build/python); done
+            exit
+        fi
         exec_python torch bench/torch_steps.py "$@"
         echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2
         exit 2
@@ -845,6 +851,7 @@ run_tests() {
     fi
     if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
         part torch /usr/bin/python3 tests/test_torch.py build/tests/python
+        part torch_optim /usr/bin/python3 tests/test_torch_optim.py build/tests/python
     else
         skip "the optimizers for PyTorch" python3-torch
     fi

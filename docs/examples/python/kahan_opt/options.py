@@ -76,7 +76,7 @@ def described_options(rule):
 
 
 def translated(options):
-    """Options with the names of the header, of those that may have optimi's names."""
+    """Options with the names of the header, of those that may have names of optimi or torch.optim."""
     options = dict(options)
     kahan_sum, decouple_wd, decouple_lr = (options.pop(name, None) for name in (
         "kahan_sum", "decouple_wd", "decouple_lr"))
@@ -85,6 +85,8 @@ def translated(options):
         if options.get("rounding", "kahan") not in ("kahan", rounding):
             raise ValueError("kahan_sum=%s and rounding=%r contradict each other" % (kahan_sum, options["rounding"]))
         options["rounding"] = rounding
+    if decouple_wd is None:
+        decouple_wd = options.pop("decoupled_weight_decay", None)  # torch.optim's name
     if decouple_wd is not None:
         options["decay_mode"] = "decoupled" if decouple_wd else "l2"
     if decouple_lr:
@@ -135,6 +137,8 @@ def validate(group, number):
     for name, words in WORDS.items():
         if group[name] not in words and not (name == "moment_format" and group[name] is None):
             raise ValueError("Invalid %s: %r: choose one of %s%s" % (name, group[name], ", ".join(words), where))
+    if isinstance(group["lr"], torch.Tensor) and group["lr"].numel() != 1:
+        raise ValueError("Tensor lr must be 1-element" + where)
     for name, (what, least) in NUMBERS.items():
         if name == "max_lr" and group[name] is None:
             if group["decay_mode"] != "fully_decoupled":

@@ -277,6 +277,9 @@ class KahanOptimizer(torch.optim.Optimizer):
                     raise ValueError("the state is that of %s, not of %s" % (group["rule"], now["rule"]))
                 for name in WAYS:
                     group.pop(name, None)
+                decoupled = group.pop("decoupled_weight_decay", None)
+                if decoupled is not None:
+                    group.setdefault("decay_mode", "decoupled" if decoupled else "l2")
                 for name in self.defaults:  # torch.optim and earlier versions have fewer
                     group.setdefault(name, now.get(name))
                 validate(group, number)
@@ -325,7 +328,8 @@ class KahanOptimizer(torch.optim.Optimizer):
             return dict(values, **self._moments(group, p, s))
 
         result = self._state_dict(moments)
-        groups = [{name: group[name] for name in TORCH + ("params",) if name in group}
+        groups = [dict({name: group[name] for name in TORCH + ("params",) if name in group},
+                       **{} if rule == "sgd" else {"decoupled_weight_decay": group["decay_mode"] != "l2"})
                   for group in result["param_groups"]]
         return {"state": result["state"], "param_groups": groups}
 
