@@ -242,7 +242,7 @@ bench() {
         python_library build/python
         if [ "${1:-}" = tests ]; then
             install_peers
-            for test in test_torch test_torch_optim; do (exec_python torch tests/$test.py build/python); done
+            for test in test_torch test_torch_optim test_torch_many; do (exec_python torch tests/$test.py build/python); done
             exit
         fi
         exec_python torch bench/torch_steps.py "$@"
@@ -852,6 +852,7 @@ run_tests() {
     if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
         part torch /usr/bin/python3 tests/test_torch.py build/tests/python
         part torch_optim /usr/bin/python3 tests/test_torch_optim.py build/tests/python
+        part torch_many /usr/bin/python3 tests/test_torch_many.py build/tests/python
     else
         skip "the optimizers for PyTorch" python3-torch
     fi

@@ -73,7 +73,7 @@ class Call:
         self.dtype, self.device = self.params[0].dtype, self.params[0].device
         self.tensors = (k.kopt_tensor * len(members))()
         self.words = memoryview(self.tensors).cast("B").cast(ADDRESS)
-        self.versions = [optimizer._versions.get(id(p)) for p in self.params]
+        self.versions = [optimizer._versions.get(id(p)) for p in self.owners]
         self.plain = [p.is_contiguous() for p in self.params]
         self.gaps = []
         for i, (t, owner, p, s) in enumerate(zip(self.tensors, self.owners, self.params, self.states)):

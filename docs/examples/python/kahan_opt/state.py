@@ -17,11 +17,15 @@ def local(p):
     return p.to_local() if hasattr(p, "to_local") else p
 
 
+def is_sharded(p):
+    return any(not place.is_replicate() for place in getattr(p, "placements", ()))
+
+
 def first_index(p):
     """The place in a DTensor of this rank's first element, so that shards draw the random bits of their elements."""
-    cuts = [dim for dim, place in enumerate(getattr(p, "placements", ())) if not place.is_replicate()]
-    if not cuts:
+    if not is_sharded(p):
         return 0
+    cuts = [dim for dim, place in enumerate(p.placements) if not place.is_replicate()]
     if len(cuts) > 1 or not p.placements[cuts[0]].is_shard(0):
         raise TypeError("a DTensor of shape %s has the placements %s: only shards of dimension 0, over one dimension "
                         "of the mesh, are consecutive elements" % (tuple(p.shape), p.placements))
@@ -167,8 +171,23 @@ def difference(group, p, s, sealed=False):
                      for name in want if name in have and have[name] != want[name])
 
 
+def block_name(p):
+    """The key of a block in state_dict(). Each rank has its own shard of a DTensor's state, so its own key: of values
+    with the same key torch.distributed.checkpoint saves one."""
+    return "block_at_%d" % first_index(p) if is_sharded(p) else "block"
+
+
+def is_saved(s):
+    """Does an entry of state_dict() have a block, or moments of torch.optim?"""
+    return any(name.startswith("block") for name in s)
+
+
 def opened(group, p, number, s):
     """The state of a parameter from its entry in state_dict(). ValueError: what is wrong with it."""
+    if "block" not in s and block_name(p) not in s:
+        raise ValueError("it has %s, but %s is needed: it is the shard of another rank, or of another number of them" % (
+            ", ".join(name for name in s if name.startswith("block")), block_name(p)))
+    s = dict(s, block=s.get(block_name(p), s.get("block")))
     # load_state_dict() has converted the bytes to the dtype of the parameter, which is exact
     result = {"step": int(s["step"]), "id": number, "block": s["block"].to("cpu", torch.uint8)}
     opt, n, step = make(group, p.dtype), local(p).numel(), described(result["block"], sealed=True).get("step")

@@ -10,7 +10,7 @@ from . import header as k
 from .calls import CALLS, increment_version
 from .options import (FORMATS, NOT_IN_TORCH, TORCH, WAYS, WORDS, defaults_of, described_options, make, moments_of,
                       translated, validate)
-from .state import Host, begun, local, opened, seal
+from .state import Host, begun, block_name, is_saved, local, opened, seal
 
 Params = Iterable[Union[Tensor, Dict[str, Any], Tuple[str, Tensor]]]
 Rate = Union[float, Tensor]
@@ -168,7 +168,7 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     def _retire(self, place):
         for call in self._plans.pop(place, (None, []))[1]:
-            self._versions.update(zip(map(id, call.params), call.versions))
+            self._versions.update(zip(map(id, call.owners), call.versions))
 
     def _make_calls(self, only):
         self._validate()
@@ -208,7 +208,7 @@ class KahanOptimizer(torch.optim.Optimizer):
     def _state_of(self, place, group, p):
         """Its open state, or nothing. Other code may have put a saved one there: ZeroRedundancyOptimizer does."""
         s = self.state.get(p)
-        if s and ("block" not in s or s.get("sealed")):
+        if s and ("block" not in s or "sealed" in s):
             s = self.state[p] = self._opened(place, group, p, s)
         return s
 
@@ -220,6 +220,14 @@ class KahanOptimizer(torch.optim.Optimizer):
             if begin < end:
                 raise RuntimeError("%s and %s share memory: list a tied weight once"
                                    % (self._name(one), self._name(other)))
+
+    def weights_restored(self) -> None:
+        """To be called when a program has changed parameters and has set them back to what the last step left, as SAM
+        does: the residuals then still belong to them. Otherwise a value that a program writes has none."""
+        for place in list(self._plans):
+            self._retire(place)
+        for _, _, p in self._members(self.param_groups):
+            self._versions[id(p)] = local(p)._version
 
     @torch.no_grad()
     def grad_norm(self) -> "k.kopt_norm":
@@ -261,12 +269,13 @@ class KahanOptimizer(torch.optim.Optimizer):
             block = seal(make(group, p.dtype, s["step"]), host.t) if host.block.numel() else host.block.clone()
         except (AttributeError, TypeError, k.kopt_error):  # the group was edited: what the block itself says
             block = seal(host.opt, host.t)
-        return dict(s, block=block, sealed=True)
+        return {block_name(p) if name == "block" else name: value
+                for name, value in dict(s, block=block, sealed=True).items()}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes what state_dict() made, and also the state of torch.optim.SGD, Adam, AdamW and RAdam. It is checked
         whole before anything is written. Load the model, too: its weights are not in here."""
-        state = {index: s if "block" in s else Uncast(s) for index, s in state_dict["state"].items() if s}
+        state = {index: s if is_saved(s) else Uncast(s) for index, s in state_dict["state"].items() if s}
         super().load_state_dict(dict(state_dict, state=state))
 
     def __setstate__(self, state):
@@ -278,7 +287,7 @@ class KahanOptimizer(torch.optim.Optimizer):
                 for name in WAYS:
                     group.pop(name, None)
                 decoupled = group.pop("decoupled_weight_decay", None)
-                if decoupled is not None:
+                if decoupled is not None and decoupled != (now["decay_mode"] != "l2"):
                     group.setdefault("decay_mode", "decoupled" if decoupled else "l2")
                 for name in self.defaults:  # torch.optim and earlier versions have fewer
                     group.setdefault(name, now.get(name))
@@ -297,7 +306,7 @@ class KahanOptimizer(torch.optim.Optimizer):
         """The state from an entry of state_dict(), or from the moments of torch.optim. In an earlier version the id was
         the place."""
         number, moments = s.get("id", place), moments_of(group)
-        if "block" in s:
+        if is_saved(s):
             try:
                 return opened(group, p, number, s)
             except ValueError as fault:
