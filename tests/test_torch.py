@@ -12,7 +12,9 @@ import os
 import pickle
 import re
 import signal
+import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 import zlib
@@ -1663,6 +1665,20 @@ def transformer():
     full = loss["fp32 AdamW"]
     assert full < 3.8 and abs(loss["bf16 KAHAN"] - full) < 0.01 and abs(loss["bf16 EXACT"] - full) < 0.01
     assert loss["bf16 torch AdamW"] > full + 0.015
+
+
+@test
+def finetuned():
+    """docs/examples/finetune.py: fine-tuning in bf16 from a bf16 checkpoint follows fp32, and ends with fp32 weights"""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = os.pathsep.join([sys.argv[1]] + os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        said = subprocess.run([sys.executable, "docs/examples/finetune.py", "10", folder], stdout=subprocess.PIPE,
+                              text=True, check=True, env=dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1")).stdout
+        behind = {words: float(x) for words, x in re.findall(r"(\w+ [\w.]+) +loss .*, minus fp32 (.*)", said)}
+        assert abs(behind["bf16 KahanAdamW"]) < 2e-3 and len(behind) == 3, said
+        full, start = (torch.load(os.path.join(folder, name)) for name in ("finetuned.pt", "finetune.pt"))
+        kept = [name for name, x in full.items() if x.dtype == F32 and not torch.equal(x, x.to(BF16).float())]
+        assert full.keys() == start.keys() and len(kept) > 20 and start[kept[0]].dtype == BF16
 
 
 def main():

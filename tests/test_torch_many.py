@@ -11,7 +11,8 @@ import traceback
 
 sys.dont_write_bytecode = True
 import test_torch  # noqa: E402
-from test_torch import BF16, FP16, F32, Skip, backward, equal, model_of, noise, parameters, refused, steps, test  # noqa: E402
+from test_torch import BF16, FP16, F32, Skip, backward, equal, model_of, noise  # noqa: E402
+from test_torch import parameters, refused, steps, test  # noqa: E402
 
 import torch  # noqa: E402
 from torch.nn import Parameter  # noqa: E402
@@ -191,7 +192,7 @@ def compiled():
             optimizer.step()
             return loss
 
-        compiled_step = torch.compile(b.step, backend="eager") if how == "step" else torch.compile(step, backend="eager")
+        compiled_step = torch.compile(b.step if how == "step" else step, backend="eager")
         for t in range(4):
             x = noise(5, 6, seed=t)
             loss = step(x, plain, a)
@@ -214,7 +215,8 @@ def one_scaler():
         raise Skip("this PyTorch has no GradScaler for the CPU")
     for dtypes in ((F32, F32), (FP16, BF16), (FP16, FP16)):
         params, plain = ([Parameter(noise(20, seed=i, dtype=d)) for i, d in enumerate(dtypes)] for _ in range(2))
-        optimizers, references = ([KahanAdamW([p], lr=0.01, seed=i) for i, p in enumerate(ps)] for ps in (params, plain))
+        optimizers, references = ([KahanAdamW([p], lr=0.01, seed=i) for i, p in enumerate(list_)]
+                                  for list_ in (params, plain))
         scaler, scale = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100), 64.0
         for t, overflows in enumerate(((), (0,), (1,), (0, 1), ())):
             scaler.scale(torch.tensor(1.0))
@@ -256,7 +258,7 @@ class SAM:
 
 @test
 def sharpness_aware():
-    """SAM: with weights_restored() the residuals stay, so small steps arrive; without it they are those of new values"""
+    """SAM: with weights_restored() the residuals stay, so small steps arrive; without it they are lost"""
     results = {}
     for told in (True, False):
         w = Parameter(torch.ones(64, dtype=BF16))

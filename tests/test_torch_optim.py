@@ -3,8 +3,8 @@
     python3 tests/test_torch_optim.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it
 
 The classes are registered as OptimizerInfo, with the configurations, schedulers and wrong arguments of
-torch.testing._internal.common_optimizers: of PyTorch 2.3 and later, which ./build.sh bench torch tests installs. With an
-older one, such as Debian's, the configurations are those in CONFIGURATIONS."""
+torch.testing._internal.common_optimizers: of PyTorch 2.3 and later, which ./build.sh bench torch tests installs. With
+an older one, such as Debian's, the configurations are those in CONFIGURATIONS."""
 import copy
 import io
 import re

@@ -185,8 +185,8 @@ def is_saved(s):
 def opened(group, p, number, s):
     """The state of a parameter from its entry in state_dict(). ValueError: what is wrong with it."""
     if "block" not in s and block_name(p) not in s:
-        raise ValueError("it has %s, but %s is needed: it is the shard of another rank, or of another number of them" % (
-            ", ".join(name for name in s if name.startswith("block")), block_name(p)))
+        raise ValueError("it has %s, but %s is needed: it is the shard of another rank, or of another number of ranks"
+                         % (", ".join(name for name in s if name.startswith("block")), block_name(p)))
     s = dict(s, block=s.get(block_name(p), s.get("block")))
     # load_state_dict() has converted the bytes to the dtype of the parameter, which is exact
     result = {"step": int(s["step"]), "id": number, "block": s["block"].to("cpu", torch.uint8)}
