@@ -242,7 +242,9 @@ bench() {
         python_library build/python
         if [ "${1:-}" = tests ]; then
             install_peers
-            for test in test_torch test_torch_optim test_torch_many; do (exec_python torch tests/$test.py build/python); done
+            for test in test_torch test_torch_optim test_torch_many; do
+                (exec_python torch tests/$test.py build/python)
+            done
             exit
         fi
         exec_python torch bench/torch_steps.py "$@"
