@@ -20,6 +20,7 @@ import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+sys.dont_write_bytecode = True  # nothing is written beside the sources
 import bindings  # noqa: E402
 
 HEADER = "kahan_opt.h"
