@@ -32,6 +32,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
        ./build.sh bench wasm [ROUNDS]    WebAssembly without and with its vectors, in node
        ./build.sh bench torch [ROUNDS]   a step of KahanAdamW beside torch's AdamW, for 1, 100 and 10,000 tensors
+       ./build.sh bench torch tests      the tests of the optimizers with the newest PyTorch (installs it: 5 GB)
        ./build.sh bench converters       convert.py with the real bitsandbytes, optimi, torchao (installs them: 6 GB)
        ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
@@ -44,7 +45,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh figures firmware       ... and of docs/firmware.md, with the compilers of Debian 12
        ./build.sh figures fidelity [draw] ... and of bench fidelity; draw: from its last run
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
-       ./build.sh python [cuda]          the library for Python, in build/python; cuda: also that for GPUs, with nvcc
+       ./build.sh python [cuda]          the package for Python, in build/python; cuda: also that for GPUs, with nvcc
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
 TEXT
 }
@@ -112,7 +113,7 @@ examples() {
         ;;
     esac
     if [ -f "docs/examples/$name.py" ]; then
-        [ -n "$(find build/python/libkahan_opt.so -newer kahan_opt.h 2>/dev/null)" ] || python_library build/python
+        newer_library build/python || python_library build/python
         python=python3
         $python -c 'import torch' 2>/dev/null || [ ! -x /usr/bin/python3 ] || python=/usr/bin/python3
         exec env "PYTHONPATH=build/python${PYTHONPATH:+:$PYTHONPATH}" $python "docs/examples/$name.py" "$@"
@@ -197,8 +198,7 @@ bench_fidelity() {
         install_peers
         [ ! -d build/peers/torch ] || [ -d build/peers/sklearn ] || pip_peers scikit-learn matplotlib || true
     fi
-    [ -n "$(find build/bench/python/libkahan_opt.so -newer kahan_opt.h 2>/dev/null)" ] ||
-        python_library build/bench/python
+    newer_library build/bench/python || python_library build/bench/python
     exec_python 'torch, sklearn, matplotlib' bench/fidelity.py "$@"
     echo "bench: fidelity needs PyTorch, scikit-learn and matplotlib; ./build.sh setup installs them" >&2
     exit 2
@@ -238,8 +238,15 @@ bench() {
         ;;
     torch)
         shift
-        knows 'bench torch' N "$@"
+        knows 'bench torch' 'N tests' "$@"
         python_library build/python
+        if [ "${1:-}" = tests ]; then
+            install_peers
+            for test in test_torch test_torch_optim test_torch_many; do
+                (exec_python torch tests/$test.py build/python)
+            done
+            exit
+        fi
         exec_python torch bench/torch_steps.py "$@"
         echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2
         exit 2
@@ -318,24 +325,20 @@ cuda() {
     ! grep -q '^not ok' build/tests/cuda.log
 }
 
-# The header as a shared library, and its bindings for Python: docs/pytorch.md.
+# The package for Python, with the header as a shared library: docs/pytorch.md.
 python_library() { # python_library FOLDER [cuda]
-    mkdir -p "$1"
-    if [ "${2:-}" = cuda ]; then
-        [ -n "$NVCC" ] || { echo "python cuda: no nvcc; ./build.sh setup installs it" >&2; exit 1; }
-        python3 docs/examples/bindings.py kahan_opt.h kahan_opt_cuda.cuh "$1" >/dev/null
-        $NVCC -arch=native -O3 -shared -Xcompiler -fPIC -I. -o "$1/libkahan_opt_cuda.so" "$1/kahan_opt_cuda.cu"
-    else
-        python3 docs/examples/bindings.py kahan_opt.h "$1" >/dev/null
-    fi
-    cp docs/examples/torch_kahan.py "$1"
-    $CC -shared -fPIC -O2 -I. -o "$1/libkahan_opt.so" "$1/kahan_opt.c"
+    [ -z "${2:-}" ] || [ -n "$NVCC" ] || { echo "python cuda: no nvcc; ./build.sh setup installs it" >&2; exit 1; }
+    CC=$CC python3 docs/examples/python/backend.py "$@" >/dev/null
+}
+newer_library() { # newer_library FOLDER: is its library newer than all that it is made from?
+    [ -e "$1/kahan_opt/libkahan_opt.so" ] &&
+        [ -z "$(find kahan_opt.h docs/examples/python -name '*.[hp]*' -newer "$1/kahan_opt/libkahan_opt.so")" ]
 }
 
 python() {
     knows python cuda "$@"
     python_library build/python "$@"
-    echo "build/python has the library for Python: PYTHONPATH=build/python python3 -c 'import kahan_opt'"
+    echo "build/python has the package for Python: PYTHONPATH=build/python python3 -c 'import kahan_opt'"
 }
 
 # ---- web: docs/playground compiled to WebAssembly, in build/web ------------------------------------------------------
@@ -677,10 +680,7 @@ TEXT
 }
 
 library_job() { # adds the job that builds the library for Python, in build/tests/python
-    mkdir -p build/tests/python
-    python3 docs/examples/bindings.py kahan_opt.h build/tests/python >/dev/null
-    set -- -shared -fPIC -O2 -I. -o build/tests/python/libkahan_opt.so build/tests/python/kahan_opt.c
-    job jobs python_library $CC "$@"
+    job jobs python_library env "CC=$CC" python3 docs/examples/python/backend.py build/tests/python
 }
 
 prove_all() {
@@ -881,6 +881,8 @@ run_tests() {
     fi
     if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
         part torch /usr/bin/python3 tests/test_torch.py build/tests/python
+        part torch_optim /usr/bin/python3 tests/test_torch_optim.py build/tests/python
+        part torch_many /usr/bin/python3 tests/test_torch_many.py build/tests/python
     else
         skip "the optimizers for PyTorch" python3-torch
     fi

@@ -1,6 +1,6 @@
 """docs/examples/convert.py with the packages of PyPI: bitsandbytes, optimi and torchao on PyTorch 2, on the CPU.
 
-    ./build.sh bench converters [FOLDER]     FOLDER has kahan_opt.py (default build/python)
+    ./build.sh bench converters [FOLDER]     FOLDER has kahan_opt (default build/python)
 
 Runs tests/test_convert_formats.py first, then prints three tables (docs/converters.md has them): runs that change the
 library in the middle, the 8-bit quantizers beside each other, and all 2^32 words of fp32 as 16-bit remainders. Exits

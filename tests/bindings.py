@@ -1,4 +1,4 @@
-"""docs/examples/bindings.py: do the Python bindings have what the header has, and refuse a library that differs?
+"""docs/examples/python/bindings.py: do the Python bindings have what the header has, and refuse a library that differs?
 Prints TAP.
 
     python3 tests/bindings.py FOLDER      FOLDER: what ./build.sh python made"""
@@ -51,7 +51,8 @@ def works(k):
     opt = k.kopt_sgd(0.5, 0.25)
     report((opt.lr, opt.momentum, opt.rule, opt.rounding, opt.seed) == (0.5, 0.25, k.KOPT_SGD, k.KOPT_KAHAN, 0),
            "a struct comes back by value")
-    report(k.KOPT_STATE_BYTES(10, 6) == 136 and k.kopt_version() == k.KOPT_VERSION, "constants and macros have values")
+    report(k.KOPT_FP16 == 2 and k.kopt_version() == k.KOPT_VERSION and k.KOPT_STATE_BYTES(10, 6) >= k.kopt_state_size(
+        k.kopt_adamw(1), 10) > 60, "constants and macros have values")
     report(k.kopt_f32_from_bf16(0x3F80) == 1 and k.kopt_fp16_from_f32(-2.0) == 0xC000,
            "functions that the header inlines can be called")
     w, c = ctypes.c_uint16(0x3F80), ctypes.c_uint16(0)
@@ -69,6 +70,10 @@ def works(k):
     except k.kopt_error as e:
         report(e.result == k.KOPT_ERROR_RANGE and str(e) == "the head: " + k.kopt_result_string(e.result),
                "check() raises kopt_error with kopt_result_string()", e)
+    scaler = k.kopt_grad_scaler()
+    report(repr(scaler).startswith("kopt_scaler(scale=65536.0, minimum=0.0, growth=2.0,") and
+           "rule=KOPT_SGD, " in repr(opt) and "rounding=KOPT_KAHAN, " in repr(opt) and
+           "digit=[0, 0, " in repr(k.kopt_norm()), "a struct shows its fields, and enums their names", repr(opt))
     called = []
     weight, grad = (ctypes.c_uint16 * 4)(*[0x3F80] * 4), (ctypes.c_uint16 * 4)(*[0x3F80] * 4)
     opt = k.kopt_adamw(0.125)
@@ -89,7 +94,7 @@ def refuses():
         header = f.read()
     with open(os.path.join(FOLDER, "kahan_opt.c"), encoding="utf-8") as f:
         same_c = f.read()
-    script = os.path.abspath("docs/examples/bindings.py")
+    package, script = os.path.join(FOLDER, "kahan_opt"), os.path.abspath("docs/examples/python/bindings.py")
 
     def attempt(text, words, old="", new="", fresh=False):
         """fresh: the C file, too, is made from the changed header; otherwise only the header is another one."""
@@ -105,18 +110,19 @@ def refuses():
                                stdout=subprocess.DEVNULL)
                 with open(path("kahan_opt.c"), encoding="utf-8") as f:
                     source = f.read()
+            shutil.rmtree(path("kahan_opt"), ignore_errors=True)
+            shutil.copytree(package, path("kahan_opt"), ignore=shutil.ignore_patterns("*.so"))
             with open(path("kahan_opt.c"), "w", encoding="utf-8") as f:
                 f.write(source.replace("#define KAHAN_OPT_IMPLEMENTATION", ""))
-            build = subprocess.run(CC + ["-shared", "-fPIC", "-I.", "-o", "libkahan_opt.so", "kahan_opt.c"],
+            build = subprocess.run(CC + ["-shared", "-fPIC", "-I.", "-o", "kahan_opt/libkahan_opt.so", "kahan_opt.c"],
                                    cwd=folder, capture_output=True, text=True)
             said = build.stderr
             if build.returncode == 0:
-                shutil.copy(os.path.join(FOLDER, "kahan_opt.py"), folder)
                 said = subprocess.run([sys.executable, "-c", "import kahan_opt"], cwd=folder, capture_output=True,
                                       text=True).stderr.strip().split("\n")[-1]
             report(re.search(words, said), text, said)
 
-    differs = "^ImportError: .*does not belong to .*Run ./build.sh python again. What differs: .*"
+    differs = "^ImportError: .*does not belong to .*Build both again, by ./build.sh python or pip. What differs: .*"
     attempt("the table of the same header is accepted", "^ImportError: .*libkahan_opt.so has no kopt_result_string")
     attempt("another type of a field is refused", differs + "`kopt_optimizer.lr: double` is ",
             "    double lr;  ", "    float lr;  ")
@@ -137,16 +143,49 @@ def refuses():
     attempt("another version is refused", differs + "`KOPT_VERSION` is 201, 0 there and 200, 0 here",
             "#define KOPT_VERSION 200", "#define KOPT_VERSION 201")
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(os.path.join(FOLDER, "kahan_opt.py"), folder)
+        shutil.copytree(package, os.path.join(folder, "kahan_opt"), ignore=shutil.ignore_patterns("*.so"))
         for text, make, words in (
                 ("a library that is missing", lambda f: None, "is missing: run ./build.sh python"),
                 ("a library of something else", lambda f: subprocess.run(
                     CC + ["-shared", "-fPIC", "-x", "c", "/dev/null", "-o", f], check=True),
                  "no table of its layouts")):
-            make(os.path.join(folder, "libkahan_opt.so"))
+            make(os.path.join(folder, "kahan_opt", "libkahan_opt.so"))
             said = subprocess.run([sys.executable, "-c", "import kahan_opt"], cwd=folder, capture_output=True,
                                   text=True)
             report("ImportError" in said.stderr and words in said.stderr, text, said.stderr)
+
+
+def installs():
+    """pip and the package, in a folder of its own."""
+    run = lambda words, **more: subprocess.run(  # noqa: E731
+        [sys.executable, *words], capture_output=True, text=True, **more)
+    if run(["-m", "pip", "--version"]).returncode:
+        report(True, "# SKIP no pip: the package installs")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        scalar = dict(os.environ, CC=" ".join(CC + ["-DKAHAN_OPT_NO_SIMD"]))  # compiles in a second
+        said = run(["-m", "pip", "install", "--no-index", "--no-deps", "--target", folder, "docs/examples/python"],
+                   env=scalar)
+        report(said.returncode == 0, "pip installs the package", said.stdout + said.stderr)
+        said = run(["-m", "kahan_opt"], cwd=folder)
+        report(said.returncode == 0 and folder in said.stdout and "self-test: passed" in said.stdout,
+               "python -m kahan_opt says where it is, and its test passes", said.stdout + said.stderr)
+        said = run(["-c", "import kahan_opt, sys; kahan_opt.kopt_adamw; assert 'torch' not in sys.modules; "
+                    "kahan_opt.KahanAdam"], cwd=folder)
+        report("module 'kahan_opt' has no attribute 'KahanAdam'" in said.stderr,
+               "the header is there without PyTorch; what is not there has no name", said.stderr)
+        said = run(["-c", "import sys; sys.path.insert(0, 'docs/examples/python'); sys.dont_write_bytecode = True; "
+                    "import backend; backend.build_sdist(%r)" % folder])
+        sources = [name for name in os.listdir(folder) if name.endswith(".tar.gz")]
+        report(len(sources) == 1, "a source archive", said.stderr)
+        shutil.unpack_archive(os.path.join(folder, sources[0]), folder)
+        root = os.path.join(folder, sources[0][:-len(".tar.gz")])
+        said = run([os.path.join(root, "backend.py"), os.path.join(folder, "again")], env=scalar)
+        report(said.returncode == 0, "the archive builds, far from the repository", said.stderr)
+        said = run(["docs/examples/python/backend.py", folder], env={"PATH": ""})
+        report(said.returncode == 1 and "kahan_opt needs a C compiler" in said.stderr, "no compiler: a sentence", said)
+        said = run(["docs/examples/python/backend.py", folder], env={"PATH": "", "CC": "no-such-compiler -O2"})
+        report(said.returncode == 1 and "no-such-compiler -O2 -shared" in said.stderr, "a wrong one: its name", said)
 
 
 def page(name, words, module):
@@ -171,6 +210,7 @@ def main():
     complete(k)
     works(k)
     refuses()
+    installs()
     page("bindings.py", "docs/pytorch.md: the examples with NumPy run", "numpy")
     print("1..%d" % count)
     sys.exit(failed > 0)

@@ -1,4 +1,4 @@
-"""Runs GpuCall of docs/examples/torch_kahan.py on a fake GPU: see cuda_torch.sh. Prints TAP."""
+"""Runs GpuCall of docs/examples/python/kahan_opt/calls.py on a fake GPU: see cuda_torch.sh. Prints TAP."""
 import copy
 import ctypes
 import sys
@@ -10,12 +10,11 @@ sys.path[:0] = [sys.argv[1], "docs/examples"]
 sys.dont_write_bytecode = True
 
 import kahan_opt as k  # noqa: E402
-import kahan_opt_cuda  # noqa: E402
-import torch_kahan  # noqa: E402
+from kahan_opt import KahanOptimizer, calls, cuda, state  # noqa: E402
 
-malloc = kahan_opt_cuda.library_.cudaMalloc
+malloc = cuda.library_.cudaMalloc
 malloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-kahan_opt_cuda.library_.cudaMemcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+cuda.library_.cudaMemcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def on_device(x, _=None):
@@ -30,14 +29,14 @@ def on_device(x, _=None):
     return y
 
 
-class FakeCall(torch_kahan.GpuCall):
+class FakeCall(calls.GpuCall):
     """Each step is done when it returns: a tensor in the fake memory is also one of the CPU."""
 
     def run(self):
         super().run()
-        assert kahan_opt_cuda.library_.cudaDeviceSynchronize() == 0
-        status = kahan_opt_cuda.kopt_cuda_status.from_address(
-            ctypes.cast(kahan_opt_cuda.kopt_cuda_plan_status(self.plan), ctypes.c_void_p).value)
+        assert cuda.library_.cudaDeviceSynchronize() == 0
+        status = cuda.kopt_cuda_status.from_address(
+            ctypes.cast(cuda.kopt_cuda_plan_status(self.plan), ctypes.c_void_p).value)
         k.check(status.result)
 
 
@@ -50,19 +49,19 @@ def bits(x):
 
 
 def main():
-    real = torch_kahan.Call, torch_kahan.on_device
-    torch_kahan.stream_of = lambda device: None
+    real = calls.CALLS["cpu"], state.on_device
+    calls.stream_of = lambda device: None
     count = failed = 0
     for rule, options in (("adamw", {}), ("adamw", {"rounding": "exact", "moment_format": "q8"}),
                           ("sgd", {"momentum": 0.9}), ("stable_adamw", {}), ("ranger", {"lookahead": 2}),
                           ("adam_atan2", {"rounding": "compact"}), ("lion", {"maximize": True})):
         results = []
         for fake in (False, True):
-            torch_kahan.Call, torch_kahan.on_device = (FakeCall, on_device) if fake else real
+            calls.CALLS["cpu"], state.on_device = (FakeCall, on_device) if fake else real
             place = on_device if fake else torch.clone
             params = [Parameter(place(noise(shape, i, dtype))) for i, (shape, dtype) in enumerate(
                 (((33, 9), torch.bfloat16), ((700,), torch.bfloat16), ((5,), torch.float32), ((40,), torch.float16)))]
-            optimizer = torch_kahan.KahanOptimizer(
+            optimizer = KahanOptimizer(
                 [{"params": params[:1]}, {"params": params[1:], "lr": 0.02}], rule, **options)
             for t in range(1, 8):
                 for i, p in enumerate(params):

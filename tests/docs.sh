@@ -372,6 +372,8 @@ shell_command() { # shell_command WORDS...: prints nothing if the command can ex
     case $1 in
     ./build.sh) shift; build_command "$@"; return ;;
     sh) [ -f "$2" ] || echo "there is no $2" ;;
+    pip) [ -f "$3/pyproject.toml" ] || echo "pip: there is no package $3" ;;
+    python) [ "$2 $3" = "-m kahan_opt" ] || echo "python: $2 $3 is not known here" ;;
     cc | nvcc | cmake | meson | cp | mkdir | ./*) ;;
     *) echo "the command $1 is not known here" ;;
     esac

@@ -1,6 +1,6 @@
 """docs/examples/convert.py: the states of other optimizers, converted both ways, and what it says. Prints TAP.
 
-    python3 tests/test_convert_formats.py [FOLDER]     FOLDER has kahan_opt.py (default build/python)
+    python3 tests/test_convert_formats.py [FOLDER]     FOLDER has kahan_opt (default build/python)
 
 Needs PyTorch, safetensors and optimi. The references share no code with convert.py: PyTorch and optimi are the packages
 themselves; AnyPrecisionAdamW, FusedAdam with remainders and AdamW8bit are written anew from the published formulas;

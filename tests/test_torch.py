@@ -1,18 +1,23 @@
-"""docs/examples/torch_kahan.py under PyTorch: what PyTorch's own tests check of an optimizer, case by case, the
+"""The package of docs/examples/python under PyTorch: what PyTorch's own tests check of an optimizer, case by case, the
 formulas against torch.optim and against a second implementation, and a small transformer. Prints TAP.
 
     python3 tests/test_torch.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
 import collections
 import copy
+import ctypes
+import inspect
 import io
 import math
 import os
 import pickle
 import re
 import signal
+import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
+import zlib
 
 import torch
 from torch.nn import Parameter
@@ -20,9 +25,13 @@ from torch.nn import Parameter
 sys.path[:0] = [sys.argv[1], "docs/examples"]
 sys.dont_write_bytecode = True
 
+import kahan_opt  # noqa: E402
 import kahan_opt as k  # noqa: E402
-import torch_kahan  # noqa: E402
-from torch_kahan import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD, RULES  # noqa: E402
+from kahan_opt import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD, param_groups_weight_decay  # noqa: E402
+from kahan_opt import prepare_for_gradient_release, remove_gradient_release  # noqa: E402
+from kahan_opt.calls import shares  # noqa: E402
+from kahan_opt.options import RULES, make as options_of  # noqa: E402
+from kahan_opt.state import described  # noqa: E402
 
 BF16, FP16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 EPSILON = 2.0 ** -24  # half an ulp of fp32, relative
@@ -193,9 +202,31 @@ def group_options():
 
 @test
 def printed():
-    """repr() names the class and the options"""
+    """repr() names the class and the options; help() has every option with its default, which is the header's"""
     text = repr(KahanAdamW(parameters()))
     assert "KahanAdamW" in text and "rounding: kahan" in text and "lr: 0.001" in text
+    assert repr(KahanScaler(scale=8.0)).startswith("KahanScaler(scale=8.0, minimum=0.0, growth=2.0, backoff=0.5, ")
+    for kind, rule in ((KahanAdamW, "adamw"), (KahanSGD, "sgd")):
+        default = {name: p.default for name, p in inspect.signature(kind).parameters.items()}
+        group = KahanOptimizer(parameters(), rule).param_groups[0]
+        for name, value in group.items():
+            if name not in ("params", "rule"):
+                assert default[name] == value and type(default[name]) is type(value), (name, value)
+                assert re.search(r"\n    %s( \(.*\n?.*\))?: " % name, kind.__doc__), name
+                assert re.search(r"\s+".join(re.escape("Default %r." % (value,)).split("\\ ")), kind.__doc__), name
+    for rule in RULES:
+        words = KahanOptimizer.options_of(rule)
+        assert all("    %s" % name in words for name in KahanOptimizer(parameters(), rule).defaults if name != "rule")
+    for name in dir(kahan_opt.torch):
+        thing = getattr(kahan_opt.torch, name)
+        if getattr(thing, "__module__", "") == "kahan_opt.torch" and not name.startswith("_") and name != "Uncast":
+            functions = [thing] if inspect.isfunction(thing) else [
+                f for n, f in vars(thing).items() if inspect.isfunction(f) and (n == "__init__" or n[0] != "_")]
+            assert thing.__doc__ and hasattr(kahan_opt, name), name
+            for f in functions:
+                hints = set(f.__annotations__) - {"return"}
+                assert f.__doc__ or f.__name__ == "__init__", f
+                assert hints == set(inspect.signature(f).parameters) - {"self"} and "return" in f.__annotations__, f
 
 
 # ---- gradients and parameters of every kind ------------------------------------------------------------------------
@@ -347,7 +378,7 @@ def one_call_for_all():
             params = parameters(shapes=sizes)
             optimizer = KahanAdamW(params, threads=threads, **options)
             steps(optimizer, params, 3)
-            assert threads == 1 or optimizer._plan[1][0].parts is not None
+            assert threads == 1 or optimizer._plans[None][1][0].parts is not None
             results.append(params)
         single = parameters(shapes=sizes)
         optimizer = KahanAdamW(single, **options)
@@ -367,7 +398,7 @@ def shares_of_threads():
         for threads in (1, 2, 3, 7):
             for whole in (0, 1):
                 seen = collections.Counter()
-                for part in torch_kahan.shares(sizes, threads, whole):
+                for part in shares(sizes, threads, whole):
                     for first, last, begin, end in part:
                         if end is None:
                             seen.update((i, 0, sizes[i]) for i in range(first, last))
@@ -378,7 +409,7 @@ def shares_of_threads():
                     ranges = sorted((b, e) for j, b, e in seen if i == j)
                     assert [b for b, _ in ranges] == [0][:bool(n)] + [e for _, e in ranges[:-1]] or not n
                     assert not n or ranges[-1][1] == n
-                assert set(seen.values()) <= {1} and len(torch_kahan.shares(sizes, threads, whole)) <= threads + 1
+                assert set(seen.values()) <= {1} and len(shares(sizes, threads, whole)) <= threads + 1
 
 
 @test
@@ -453,7 +484,7 @@ def drop_in():
     for option, formats in ((None, ("f32", "bf16", "bf16")), ("bf16", ("bf16",) * 3), ("q8", ("q8",) * 3)):
         optimizer = KahanAdamW(params, moment_format=option)
         steps(optimizer, params, 1)
-        found = [torch_kahan.described(optimizer.state[params[i]]["block"])["moment_format"] for i in (0, 3, 6)]
+        found = [described(optimizer.state[params[i]]["block"])["moment_format"] for i in (0, 3, 6)]
         assert tuple(found) == formats, found
     assert repr(optimizer).count("False") == 3 and "moment_format: q8" in repr(optimizer)
 
@@ -740,17 +771,28 @@ def resume_without_state():
 
 @test
 def sealed_blocks():
-    """a block in state_dict() has the options of its group in its header, for programs in C"""
-    for decay in ("l2", "decoupled"):
-        params = parameters()
-        optimizer = KahanAdamW(params, lr=0.5, weight_decay=0.25, decay_mode=decay, seed=7)
+    """with the weights in its middle a block in state_dict() is a checkpoint of kopt_save(): the layout in the docs"""
+    for dtype, options in ((BF16, {}), (FP16, {"rounding": "compact", "moment_format": "q8"}), (F32, {})):
+        params = parameters(dtype)
+        optimizer = KahanAdamW(params, lr=0.5, weight_decay=0.25, decay_mode="l2", seed=7, **options)
         steps(optimizer, params, 3)
-        opt = k.kopt_optimizer()
-        for s in optimizer.state_dict()["state"].values():
-            assert k.kopt_state_inspect(s["block"].data_ptr(), s["block"].numel(), opt, None) == k.KOPT_OK
+        group, size = optimizer.param_groups[0], params[0].element_size()
+        for p, s in zip(params, optimizer.state_dict()["state"].values()):
+            opt, n, block = options_of(group, dtype, 3), p.numel(), bytes(s["block"].tolist())
+            weights = bytes(p.detach().view(torch.int32 if size == 4 else torch.int16).numpy().astype(
+                "<i%d" % size).tobytes())
+            saved = ctypes.create_string_buffer(k.kopt_save_size(opt, k.kopt_tensor(n=n, id=s["id"]), 1))
+            memory = torch.zeros(k.kopt_state_size(opt, n), dtype=torch.uint8)
+            t = k.kopt_tensor(weight=p.data_ptr(), n=n, id=s["id"], state=memory.data_ptr(), state_size=len(memory))
+            k.check(k.kopt_state_init(opt, t, None))
+            k.check(k.kopt_save(opt, t, 1, saved, len(saved)))
+            whole = (saved.raw[:176] + block[:44] + bytes(4) + block[48:64] + weights + bytes(-len(weights) % 4) +
+                     block[64:])
+            whole += zlib.crc32(whole + b"\0").to_bytes(4, "little")
+            assert zlib.crc32(block[:44] + bytes(4) + block[48:]).to_bytes(4, "little") == block[44:48]
+            k.check(k.kopt_load(opt, t, 1, whole, len(whole)))
             assert (opt.lr, opt.weight_decay, opt.seed, opt.step) == (0.5, 0.25, 7, 3)
-            assert opt.decay_mode == getattr(k, "KOPT_" + decay.upper())
-            assert opt.moment_rounding == k.KOPT_STOCHASTIC
+            assert equal(memory, optimizer.state[p]["block"])
 
 
 @test
@@ -910,6 +952,32 @@ def fp32_weights():
     steps(other, other_params, 1, first=4)
     assert all((a - b).abs().max() < 1e-3 for a, b in zip(optimizer.read_weights(), other.read_weights()))
     refused(ValueError, "number of tensors", optimizer.write_weights, masters[:2])
+
+
+@test
+def what_is_kept():
+    """moments(), full_weights() and noise_key() of a parameter, of every rule; the moments are those of torch.optim"""
+    for rule, make in all_rules():
+        params = parameters()
+        optimizer = make(params)
+        assert optimizer.moments(params[1]) == {}
+        assert equal(optimizer.full_weights(params[1]), params[1].detach().float())
+        assert optimizer.noise_key(params[1]) == {"seed": 0, "id": 1, "step": 1}
+        steps(optimizer, params, 3)
+        assert optimizer.noise_key(params[1]) == {"seed": 0, "id": 1, "step": 4}
+        assert equal([optimizer.full_weights(p) for p in params], optimizer.read_weights())
+        moments = optimizer.moments(params[1])
+        assert len(moments) == {"sgd": 1, "lion": 1, "adan": 4}.get(rule, 2), rule
+        assert all(x.dtype == F32 and x.shape == params[1].shape and x.any() for x in moments.values())
+        refused(ValueError, "is no parameter of this optimizer", optimizer.moments, torch.zeros(3))
+    theirs, ours = parameters(F32), parameters(F32)
+    a, b = torch.optim.AdamW(theirs), KahanAdamW(ours)
+    steps(a, theirs, 3)
+    steps(b, ours, 3)
+    assert all(torch.allclose(value, a.state[theirs[0]][name]) for name, value in b.moments(ours[0]).items())
+    p = parameters()
+    optimizer = KahanAdamW([{"params": p[:1]}, {"params": p[1:], "seed": 7}])
+    assert optimizer.noise_key(p[2]) == {"seed": 7, "id": 2, "step": 1}
 
 
 # ---- groups that are edited ----------------------------------------------------------------------------------------
@@ -1168,6 +1236,146 @@ def forked():
     _, status = os.waitpid(child, 0)
     assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 3, status
     steps(optimizer, params, 1, first=3)
+
+
+# ---- what optimi has -----------------------------------------------------------------------------------------------
+
+
+def model_of(dtype=BF16, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)).to(dtype)
+
+
+def backward(model, t):
+    model(noise(5, 6, seed=t, dtype=next(model.parameters()).dtype)).float().square().mean().backward()
+
+
+@test
+def optimis_names():
+    """kahan_sum, decouple_lr, decouple_wd, triton and gradient_release mean what they mean in optimi"""
+    p = parameters()
+    for options, name, value in (
+            ({}, "rounding", "kahan"), ({"kahan_sum": None}, "rounding", "kahan"),
+            ({"kahan_sum": True}, "rounding", "kahan"), ({"kahan_sum": False}, "rounding", "nearest"),
+            ({"decouple_lr": True, "lr": 0.5}, "decay_mode", "fully_decoupled"),
+            ({"decouple_lr": True, "lr": 0.5}, "max_lr", 0.5), ({"decouple_lr": False}, "decay_mode", "decoupled"),
+            ({"decouple_wd": False}, "decay_mode", "l2"), ({"triton": None, "foreach": False}, "rounding", "kahan")):
+        for optimizer in (KahanAdamW(p, **options), KahanAdamW([dict(options, params=p)])):
+            group = optimizer.param_groups[0]
+            assert group[name] == value, options
+            assert not {"kahan_sum", "decouple_lr", "decouple_wd", "triton"} & set(group)
+            steps(optimizer, p, 1)
+    assert KahanOptimizer(p, "adam", decouple_wd=True).param_groups[0]["decay_mode"] == "decoupled"
+    KahanAdamW(p, gradient_release=True)
+    refused(ValueError, "kahan_sum=False and rounding='exact' contradict", KahanAdamW, p, kahan_sum=False,
+            rounding="exact")
+    refused(ValueError, "triton=True is not supported", KahanAdamW, p, triton=True)
+
+
+@test
+def groups_without_decay():
+    """param_groups_weight_decay(): biases, norms and the names that are given have no decay"""
+    model = model_of()
+    model[0].weight.requires_grad = False
+    kept, decayed = param_groups_weight_decay(model, 0.25)
+    assert [tuple(p.shape) for p in kept["params"]] == [(16,), (16,), (16,), (3,)] and kept["weight_decay"] == 0.0
+    assert [tuple(p.shape) for p in decayed["params"]] == [(3, 16)] and decayed["weight_decay"] == 0.25
+    kept, decayed = param_groups_weight_decay(model_of(), additional_layers=["2."])
+    assert [tuple(p.shape) for p in decayed["params"]] == [(16, 6)] and decayed["weight_decay"] == 1e-2
+    assert [g["weight_decay"] for g in KahanAdamW([kept, decayed], weight_decay=9).param_groups] == [0.0, 1e-2]
+    for rule in ("adam", "adamw"):  # the formula: no decay is no shrinking
+        weights = [Parameter(torch.ones(4)), Parameter(torch.ones(4, 4))]
+        optimizer = KahanOptimizer([{"params": [w], "weight_decay": d} for w, d in zip(weights, (0.0, 0.5))], rule,
+                                   lr=0.5)
+        for w in weights:
+            w.grad = torch.zeros_like(w)
+        optimizer.step()
+        assert bool((weights[0] == 1).all()) and bool((weights[1] < 1).all())
+
+
+@test
+def gradient_release():
+    """gradients are freed in backward(), with the bits of an ordinary step; the hooks can be removed"""
+    plain, released = model_of(), model_of()
+    a, b = KahanAdamW(plain.parameters(), lr=0.01), KahanAdamW(released.parameters(), lr=0.01, gradient_release=True)
+    if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+        refused(RuntimeError, "needs PyTorch 2.1", prepare_for_gradient_release, released, b)
+        raise Skip("this PyTorch cannot release gradients")
+
+    def both(count, first):
+        for t in range(first, first + count):
+            for model, optimizer in ((plain, a), (released, b)):
+                backward(model, t)
+                assert model is plain or t >= 8 or all(p.grad is None for p in model.parameters())
+                optimizer.step()
+                optimizer.zero_grad()
+        assert equal(list(plain.parameters()), list(released.parameters()))
+
+    prepare_for_gradient_release(released, b)
+    refused(ValueError, "has such hooks already", prepare_for_gradient_release, released, b)
+    both(4, 0)
+    b.load_state_dict(through_a_file(b.state_dict()))
+    both(2, 4)
+    remove_gradient_release(released)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        remove_gradient_release(released)
+    assert "no hooks" in str(caught[0].message)
+    both(2, 8)  # ordinary steps, and the residuals are still there
+    prepare_for_gradient_release(released, b)
+    with torch.no_grad():
+        for model in (plain, released):
+            model[0].weight.clamp_(min=-0.2)  # a new value has no residual, whatever steps it
+    for model, optimizer in ((plain, a), (released, b)):
+        backward(model, 20)
+        optimizer.step()
+    assert equal(list(plain.parameters()), list(released.parameters()))
+    other = KahanAdamW(model_of().parameters())
+    refused(ValueError, "parameters that are not in the model", prepare_for_gradient_release, released, other)
+
+
+@test
+def steps_of_one():
+    """step(param=p) steps p alone; alternating with steps of all it keeps every residual"""
+    one, all_ = parameters(), parameters()
+    a, b = KahanAdamW(one, lr=1e-3), KahanAdamW(all_, lr=1e-3)
+    for t in range(1, 9):
+        for params in (one, all_):
+            set_grads(params, t)
+        b.step()
+        if t % 4:
+            for p in reversed(one):
+                a.step(param=p)
+        else:
+            a.step()
+    assert equal(one, all_) and equal(a.read_weights(), b.read_weights())
+    a.zero_grad(param=one[0])
+    a.zero_grad(set_to_none=False, param=one[1])
+    assert one[0].grad is None and not one[1].grad.any() and one[2].grad is not None
+    refused(ValueError, "no parameter of this optimizer", a.step, param=Parameter(torch.ones(2)))
+    refused(ValueError, "a closure or a param", a.step, lambda: 0, one[0])
+
+
+@test
+def optimizer_accumulation():
+    """with optimizer_accumulation a step changes moments and step count, but no weight; the formula of optimi"""
+    for rule, make in all_rules():
+        params, exact = parameters(F32), parameters(F32)
+        optimizer = make(params)
+        optimizer.optimizer_accumulation = True
+        before, beta1 = [p.detach().clone() for p in params], optimizer.param_groups[0].get("betas", (0.9,))[0]
+        steps(optimizer, params, 3)
+        assert equal(before, [p.detach() for p in params]) and optimizer.optimizer_accumulation
+        assert optimizer.noise_key(params[0])["step"] == 4
+        optimizer.optimizer_accumulation = False
+        steps(optimizer, params, 4 if rule in ("radam", "ranger") else 1, first=4)
+        assert not equal(before, [p.detach() for p in params]), rule
+        if rule in ("adamw", "adam"):  # m = sum of (1 - beta1) beta1^(t - i) g_i
+            whole = torch.zeros(300)
+            for t in range(1, 5):
+                set_grads(exact, t)
+                whole = beta1 * whole + (1 - beta1) * exact[1].grad
+            assert torch.allclose(optimizer.moments(params[1])["exp_avg"], whole, atol=1e-6), rule
 
 
 # ---- loss scaling and clipping -------------------------------------------------------------------------------------
@@ -1438,7 +1646,7 @@ def page():
     """docs/pytorch.md: the examples run"""
     with open("docs/pytorch.md", encoding="utf-8") as f:
         blocks = re.findall(r"<!-- test: test_torch.py -->\n```python\n(.*?)```", f.read(), re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         exec(compile(block, "docs/pytorch.md", "exec"), {})
 
@@ -1457,6 +1665,20 @@ def transformer():
     full = loss["fp32 AdamW"]
     assert full < 3.8 and abs(loss["bf16 KAHAN"] - full) < 0.01 and abs(loss["bf16 EXACT"] - full) < 0.01
     assert loss["bf16 torch AdamW"] > full + 0.015
+
+
+@test
+def finetuned():
+    """docs/examples/finetune.py: fine-tuning in bf16 from a bf16 checkpoint follows fp32, and ends with fp32 weights"""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = os.pathsep.join([sys.argv[1]] + os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        said = subprocess.run([sys.executable, "docs/examples/finetune.py", "10", folder], stdout=subprocess.PIPE,
+                              text=True, check=True, env=dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1")).stdout
+        behind = {words: float(x) for words, x in re.findall(r"(\w+ [\w.]+) +loss .*, minus fp32 (.*)", said)}
+        assert abs(behind["bf16 KahanAdamW"]) < 2e-3 and len(behind) == 3, said
+        full, start = (torch.load(os.path.join(folder, name)) for name in ("finetuned.pt", "finetune.pt"))
+        kept = [name for name, x in full.items() if x.dtype == F32 and not torch.equal(x, x.to(BF16).float())]
+        assert full.keys() == start.keys() and len(kept) > 20 and start[kept[0]].dtype == BF16
 
 
 def main():

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 import os
+import struct
 import sys
 import tempfile
 import zlib
@@ -44,7 +45,7 @@ class Tensor:
     residual: torch.Tensor = None       # fp32: a Kahan compensation. The true weight is weight + residual
     master: torch.Tensor = None         # fp32: the true weight itself
     moments: dict = dataclasses.field(default_factory=dict)  # slot: fp32. Mean squares as they are, not as roots
-    codes: dict = dataclasses.field(default_factory=dict)    # slot: 8-bit codes of the dynamic map, scales of blocks
+    coded: bool = False                 # have the moments been 8-bit codes, with a scale for each 256?
 
     def keeps(self):
         """Is there more than the weight that the forward pass sees?"""
@@ -374,11 +375,7 @@ def allocate(opt, tensors):
     return memory
 
 
-def compensation_of(block, weight):
-    """The compensations (KOPT_KAHAN) in a state block: they follow its header of 64 bytes."""
-    return block[64:64 + 2 * weight.numel()].view(weight.dtype)
-
-
+HEADER = 64  # bytes of a tensor in a checkpoint before its weights: docs/numerics.md, section 8c
 SCALE = {torch.bfloat16: 1.0, torch.float16: 2048.0}  # an fp16 compensation is stored * 2^11
 
 
@@ -388,12 +385,12 @@ def read_kahan_opt(path, names=None):
     check(ko.kopt_save_inspect(data, len(data), ko.byref(opt), ko.byref(count)), path)
     empty = ko.kopt_save_size(ko.byref(opt), None, 0)
     offset, found, names = empty - 4, [], read_names(names)
-    while len(found) < count.value:  # each tensor begins with the header of a state block
-        t = ko.kopt_tensor()
-        head = data[offset:offset + 64]
-        good = len(head) == 64 and ko.kopt_state_inspect(head, 64, None, ko.byref(t)) == ko.KOPT_OK
-        size = ko.kopt_save_size(ko.byref(opt), ko.byref(t), 1) - empty if good else 0
-        refuse_unless(good and 64 <= size <= len(data) - offset, "%s: tensor %d of %d is not complete: the file was "
+    while len(found) < count.value:
+        t, size = ko.kopt_tensor(), 0
+        if offset + HEADER <= len(data):
+            t.id, t.n, t.first_index = struct.unpack_from("<IQQ", data, offset + 12)
+            size = ko.kopt_save_size(ko.byref(opt), ko.byref(t), 1) - empty
+        refuse_unless(HEADER <= size <= len(data) - offset, "%s: tensor %d of %d is not complete: the file was "
                       "cut off or is damaged", path, len(found) + 1, count.value)
         offset += size
         found.append(t)
@@ -410,7 +407,9 @@ def read_kahan_opt(path, names=None):
                       t.n, name, list(shape))
         one = Tensor(name, t.id, shape, weight)
         if opt.weight_format != ko.KOPT_F32 and opt.rounding == ko.KOPT_KAHAN:
-            one.residual = compensation_of(block, weight).float() / SCALE[weight.dtype]
+            one.residual, nothing = torch.empty(t.n), torch.zeros_like(weight).neg()  # -0 + x is x, also if x is -0
+            t.weight = nothing.data_ptr()
+            check(ko.kopt_state_read(ko.byref(opt), ko.byref(t), ko.KOPT_WEIGHT, one.residual.data_ptr()), name)
         elif opt.weight_format != ko.KOPT_F32 and opt.rounding in (ko.KOPT_COMPACT, ko.KOPT_EXACT):
             one.master = torch.empty(t.n)
             check(ko.kopt_state_read(ko.byref(opt), ko.byref(t), ko.KOPT_WEIGHT, one.master.data_ptr()), name)
@@ -430,27 +429,27 @@ def write_kahan_opt(path, ck):
     tensors = (ko.kopt_tensor * count)()
     for t, one in zip(tensors, ck.tensors):
         t.n, t.id = one.weight.numel(), one.id
-    memory = allocate(opt, tensors)
-    for t, one, (weight, block) in zip(tensors, ck.tensors, memory):
+    memory, residuals = allocate(opt, tensors), {}
+    for i, (t, one, (weight, _)) in enumerate(zip(tensors, ck.tensors, memory)):
         value = one.value().float()
         check(ko.kopt_state_init(ko.byref(opt), ko.byref(t), value.data_ptr()), one.name)
         if (opt.rounding == ko.KOPT_KAHAN and one.master is None and weight.dtype == one.weight.dtype and
                 weight.dtype in SCALE and opt.rule != ko.KOPT_RANGER):
             weight.copy_(one.weight)  # both as they are: a sum in fp32 would lose the last bits of the compensation
             if one.residual is not None:
-                compensation_of(block, weight).copy_(one.residual * SCALE[weight.dtype])
+                kept = (one.residual * SCALE[weight.dtype]).to(weight.dtype).view(torch.int16)
+                residuals[ko.kopt_save_size(ko.byref(opt), tensors, i) - 4 + HEADER + (2 * t.n + 3) // 4 * 4] = kept
         for slot in slots_of(opt):
-            if opt.moment_format == ko.KOPT_Q8 and slot in one.codes:
-                codes, scales = (array.data_ptr() for array in one.codes[slot])
-                result = ko.kopt_state_write_codes(ko.byref(opt), ko.byref(t), slot, codes, scales)
-            else:
-                values = one.moments[slot].contiguous()
-                result = ko.kopt_state_write(ko.byref(opt), ko.byref(t), slot, values.data_ptr())
-            check(result, "%s, %s" % (one.name, SLOT[slot]))
-    data = torch.zeros(ko.kopt_save_size(ko.byref(opt), tensors, count), dtype=torch.uint8)
-    check(ko.kopt_save(ko.byref(opt), tensors, count, data.data_ptr(), data.numel()), path)
+            values = one.moments[slot].contiguous()
+            check(ko.kopt_state_write(ko.byref(opt), ko.byref(t), slot, values.data_ptr()),
+                  "%s, %s" % (one.name, SLOT[slot]))
+    data = bytearray(ko.kopt_save_size(ko.byref(opt), tensors, count))
+    check(ko.kopt_save(ko.byref(opt), tensors, count, ko.byref(ko.c_char.from_buffer(data)), len(data)), path)
+    for place, kept in residuals.items():
+        data[place:place + 2 * kept.numel()] = kept.numpy().astype("<i2").tobytes()
+    data[-4:] = zlib.crc32(data[:-4] + b"\0").to_bytes(4, "little")
     with open(path, "wb") as f:
-        f.write(data.numpy().data)
+        f.write(data)
 
 
 # ---- 16-bit remainders (TransformerEngine, apex) --------------------------------------------------------------------
@@ -509,7 +508,9 @@ def read_codes(one, slot, state, key, qmap, squares, notes):
     refuse_unless(scales is not None, "optimizer.absmax%s.%s is missing", key[-1], one.name)
     refuse_unless(qmap is not None and qmap.numel() == 256, "optimizer.qmap%s, of 256 values, is missing", key[-1])
     scales, qmap = scales.reshape(-1).float(), qmap.float()
-    n, size = codes.numel(), BLOCK
+    n, size, known = codes.numel(), BLOCK, dynamic_map(signed=not squares)
+    if bool(((qmap - known).abs() <= 3e-7 * known.abs()).all()):
+        qmap = known
     if scales.numel() != -(-n // BLOCK):
         sizes = [b for b in (64, 128, 512, 1024, 2048, 4096) if -(-n // b) == scales.numel()]
         refuse_unless(sizes, "%s of %s: %d scales for %d codes: no blocks of a size that bitsandbytes has", key,
@@ -517,9 +518,7 @@ def read_codes(one, slot, state, key, qmap, squares, notes):
         size = sizes[0]
         notes.append("%s: %s has blocks of %d values, not %d: it is coded again" % (SLOT[slot], one.name, size, BLOCK))
     one.moments[slot] = decode(codes, scales, qmap, size)
-    known = dynamic_map(signed=not squares)
-    if size == BLOCK and bool(((qmap - known).abs() <= 3e-7 * known.abs()).all()):
-        one.codes[slot] = codes.contiguous(), scales.contiguous()
+    one.coded |= size == BLOCK and qmap is known
 
 
 # ---- files of the other libraries -----------------------------------------------------------------------------------
@@ -863,7 +862,7 @@ def losses(source, target, before, after):
         if target in COMPENSATION and narrow and slots_of(a):
             lines.append("moments: %s rounds 16-bit moments to nearest: a second moment with a beta above 0.99 hardly "
                          "falls" % peer)
-        if target == "bitsandbytes" and any(t.codes for t in after.tensors):
+        if target == "bitsandbytes" and any(t.coded for t in after.tensors):
             lines.append("moments: 8-bit codes of the dynamic map; tensors of fewer than %d elements stay fp32; "
                          "--moments f32 loses nothing" % SMALLEST)
         if squares_of(a) and a.moment_format in (ko.KOPT_FP16, ko.KOPT_Q8) and target != "fp32":
@@ -883,7 +882,7 @@ def losses(source, target, before, after):
                          "the model" % (PEERS[source], b.seed))
         if squares_of(b) and b.moment_format in (ko.KOPT_FP16, ko.KOPT_Q8):
             lines.append("second moment: kahan_opt holds its root in %s" % FORMAT_NAME[b.moment_format])
-        if b.moment_format == ko.KOPT_Q8 and any(t.codes for t in before.tensors):
+        if b.moment_format == ko.KOPT_Q8 and any(t.coded for t in before.tensors):
             lines.append("8-bit codes: those of kahan_opt are other codes (docs/q8.md); --moments f32 loses nothing")
     return lines
 
@@ -915,7 +914,7 @@ def choose_formats(ck, rounding=None, weights=None, moments=None, seed=None):
     elif "moment_format" not in ck.chosen:
         narrow = any(t.moments for t in ck.tensors) and all(
             bool((m == m.to(dtype).float()).all()) for t in ck.tensors for m in t.moments.values())
-        opt.moment_format = (ko.KOPT_Q8 if any(t.codes for t in ck.tensors) else
+        opt.moment_format = (ko.KOPT_Q8 if any(t.coded for t in ck.tensors) else
                              FORMAT[dtype] if narrow and dtype == torch.bfloat16 else ko.KOPT_F32)
     if seed is not None:
         refuse_unless(0 <= seed < 1 << 64, "--seed: %d is not below 2^64", seed)

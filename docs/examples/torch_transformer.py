@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torch_kahan import KahanAdamW
+from kahan_opt import KahanAdamW
 
 
 class Block(nn.Module):

@@ -1,0 +1,131 @@
+"""Builds the package kahan_opt: what pip calls (PEP 517), and ./build.sh python.
+
+    pip install ./docs/examples/python                          compiles the header with cc, gcc, clang or CC
+    python3 docs/examples/python/backend.py FOLDER [cuda]       the same package in FOLDER, without pip
+
+It needs Python and a C compiler, nothing else. The header is the one of the repository; only an sdist has a copy."""
+import base64
+import hashlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import zipfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+sys.dont_write_bytecode = True  # nothing is written beside the sources
+import bindings  # noqa: E402
+
+HEADER = "kahan_opt.h"
+ROOT = HERE if os.path.exists(os.path.join(HERE, HEADER)) else os.path.normpath(os.path.join(HERE, "..", "..", ".."))
+COMPILERS = ("cc", "gcc", "clang", "clang-cl", "x86_64-w64-mingw32-gcc") if os.name == "nt" else ("cc", "gcc", "clang")
+
+
+def version():
+    with open(os.path.join(ROOT, HEADER), encoding="utf-8") as f:
+        number = int(re.search(r"^#define KOPT_VERSION (\d+)", f.read(), re.M).group(1))
+    return "%d.%d.%d" % (number // 10000, number // 100 % 100, number % 100)
+
+
+def compiler():
+    """The command of a C compiler: CC, or the first that is there."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    sys.exit("kahan_opt needs a C compiler, and there is none of %s. Install gcc or clang (Debian: apt install gcc; "
+             "macOS: xcode-select --install; Windows: MinGW-w64 or LLVM), or set CC to the command of yours."
+             % ", ".join(COMPILERS))
+
+
+def build(folder, cuda=False):
+    """Writes the package to FOLDER/kahan_opt."""
+    package = os.path.join(folder, "kahan_opt")
+    os.makedirs(package, exist_ok=True)
+    for name in os.listdir(os.path.join(HERE, "kahan_opt")):
+        if name.endswith((".py", ".typed")):
+            shutil.copy(os.path.join(HERE, "kahan_opt", name), package)
+    sources = [HEADER, "kahan_opt_cuda.cuh"] if cuda else [HEADER]
+    bindings.main([os.path.join(ROOT, name) for name in sources], folder)
+    library = os.path.join(package, "libkahan_opt" + (".dll" if os.name == "nt" else ".so"))
+    command, source = compiler(), os.path.join(folder, "kahan_opt.c")
+    if os.path.basename(command[0]).lower() in ("clang-cl", "clang-cl.exe"):
+        command += ["/nologo", "/LD", "/O2", "/I" + ROOT, "/Fe" + library, source]
+    else:
+        command += ["-shared", "-O2", "-I" + ROOT, "-o", library, source] + ["-fPIC"] * (os.name != "nt")
+    run(command)
+    if cuda:
+        run([os.environ["NVCC"], "-arch=native", "-O3", "-shared", "-Xcompiler", "-fPIC", "-I" + ROOT, "-o",
+             os.path.join(package, "libkahan_opt_cuda.so"), os.path.join(folder, "kahan_opt_cuda.cu")])
+
+
+def run(command):
+    try:
+        failed = subprocess.call(command)
+    except OSError as error:
+        failed = error
+    if failed:
+        sys.exit("kahan_opt: the compiler failed (%s): %s" % (failed, " ".join(map(shlex.quote, command))))
+
+
+# ---- what pip calls --------------------------------------------------------------------------------------------------
+
+
+def metadata():
+    with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as f:
+        said = dict(re.findall(r'^([a-z-]+) = "(.*)"$', f.read(), re.M))
+    return ("Metadata-Version: 2.1\nName: %s\nVersion: %s\nSummary: %s\nRequires-Python: %s\n"
+            "License: MIT-0 OR Unlicense\nProvides-Extra: torch\nRequires-Dist: torch>=1.13; extra == 'torch'\n" % (
+                said["name"], version(), said["description"], said["requires-python"]))
+
+
+def digest(data):
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    tag = "py3-none-" + re.sub(r"\W", "_", sysconfig.get_platform())
+    info, name = "kahan_opt-%s.dist-info/" % version(), "kahan_opt-%s-%s.whl" % (version(), tag)
+    with tempfile.TemporaryDirectory() as folder:
+        build(folder)
+        package = os.path.join(folder, "kahan_opt")
+        files = {"kahan_opt/" + file: open(os.path.join(package, file), "rb").read() for file in os.listdir(package)}
+    with open(os.path.join(ROOT, "LICENSE"), "rb") as f:
+        files[info + "LICENSE"] = f.read()
+    files[info + "METADATA"] = metadata().encode()
+    wheel = "Wheel-Version: 1.0\nGenerator: kahan_opt\nRoot-Is-Purelib: false\nTag: %s\n"
+    files[info + "WHEEL"] = (wheel % tag).encode()
+    record = ["%s,sha256=%s,%d\n" % (file, digest(data), len(data)) for file, data in files.items()]
+    files[info + "RECORD"] = ("".join(record) + info + "RECORD,,\n").encode()
+    with zipfile.ZipFile(os.path.join(wheel_directory, name), "w", zipfile.ZIP_DEFLATED) as wheel:
+        for file, data in files.items():
+            wheel.writestr(file, data)
+    return name
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    base = "kahan_opt-" + version()
+    with tarfile.open(os.path.join(sdist_directory, base + ".tar.gz"), "w:gz", format=tarfile.PAX_FORMAT) as sdist:
+        for name in ("pyproject.toml", "backend.py", "bindings.py", "kahan_opt"):
+            sdist.add(os.path.join(HERE, name), base + "/" + name,
+                      filter=lambda item: None if "__pycache__" in item.name else item)
+        for name in (HEADER, "LICENSE"):
+            sdist.add(os.path.join(ROOT, name), base + "/" + name)
+        info = tarfile.TarInfo(base + "/PKG-INFO")
+        info.size = len(metadata())
+        sdist.addfile(info, io.BytesIO(metadata().encode()))
+    return base + ".tar.gz"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[2:] not in ([], ["cuda"]):
+        sys.exit("usage: backend.py FOLDER [cuda]")
+    build(sys.argv[1], sys.argv[2:] == ["cuda"])

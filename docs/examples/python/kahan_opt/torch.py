@@ -1,0 +1,543 @@
+"""Optimizers for PyTorch that train weights in pure bf16 or fp16: see help(KahanAdamW) and docs/pytorch.md."""
+import itertools
+import warnings
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import header as k
+from .calls import CALLS, increment_version
+from .options import (FORMATS, NOT_IN_TORCH, TORCH, WAYS, WORDS, defaults_of, described_options, make, moments_of,
+                      translated, validate)
+from .state import Host, begun, block_name, is_saved, local, opened, seal
+
+Params = Iterable[Union[Tensor, Dict[str, Any], Tuple[str, Tensor]]]
+Rate = Union[float, Tensor]
+
+
+class Uncast:
+    """Hides moments of torch.optim from load_state_dict(), which would convert them to the dtype of the parameter."""
+
+    def __init__(self, state):
+        self.state = state
+
+
+class KahanOptimizer(torch.optim.Optimizer):
+    """Any of the rules: sgd, adam, adamw, stable_adamw, lion, adan, radam, ranger, adam_atan2.
+
+    Parameters and gradients are float32, bfloat16 or float16, on the CPU or (./build.sh python cuda) on a GPU. They are
+    stepped where they are, in one call for all tensors of a group. Each group may have its own options, and a program
+    may edit them as with torch.optim. options_of(rule) lists the options of a rule.
+
+    The random bits of a parameter are a function of its group's seed, its id and its step: see noise_key(). Within an
+    optimizer all ids differ. Two optimizers with the same seed draw equal noise for their first parameters, and so on:
+    where there are several, as with one per parameter, give each a seed of its own."""
+    _accumulates = False
+
+    def __init__(self, params: Params, rule: str = "adamw", **options: Any) -> None:
+        self._forget()
+        super().__init__(params, defaults_of(rule, options))
+
+    @staticmethod
+    def options_of(rule: str) -> str:
+        """The options of a rule: what they mean, values, units, defaults, and what torch.optim has instead."""
+        return described_options(rule)
+
+    def _forget(self):
+        """Makes the calls of the next step anew. _plans: what they depend on, and the calls, of all parameters (None)
+        or of one, by id(). _versions: those that the last steps left, by id()."""
+        self._plans, self._versions = {}, {}
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Adds a group with options of its own: {"params": ..., "lr": ...}."""
+        super().add_param_group(translated(param_group))
+        group = self.param_groups[-1]
+        try:
+            if group["rule"] != self.defaults["rule"]:
+                raise ValueError("all groups have one rule")
+            validate(group, len(self.param_groups) - 1)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    @property
+    def _step_supports_amp_scaling(self):
+        """Does GradScaler leave its scale to step()? It refuses to unscale fp16; in all else it is as with torch.optim.
+        (The protocol of PyTorch 2.3.)"""
+        return hasattr(getattr(torch, "amp", None), "GradScaler") and any(
+            p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
+
+    def _validate(self):
+        for number, group in enumerate(self.param_groups):
+            validate(group, number)
+
+    def _name(self, p):
+        """Words for an error."""
+        place = 0
+        for number, group in enumerate(self.param_groups):
+            for within, q in enumerate(group["params"]):
+                if q is p:
+                    return "parameter %d (group %d, place %d, shape %s, %s)" % (
+                        place, number, within, tuple(p.shape), p.dtype)
+                place += 1
+        return "a parameter that is in no group"
+
+    @staticmethod
+    def _members(groups):
+        """(place, group, parameter). One that is listed twice, which torch.optim warns of, counts once."""
+        groups_of = {}
+        for group in groups:
+            for p in group["params"]:
+                groups_of.setdefault(p, group)
+        return [(place, group, p) for place, (p, group) in enumerate(groups_of.items())]
+
+    def _member(self, p):
+        """(place, group, p) of one parameter."""
+        for member in self._members(self.param_groups):
+            if member[2] is p:
+                return member
+        raise ValueError("the tensor of shape %s is no parameter of this optimizer" % (tuple(p.shape),))
+
+    # ---- step ----
+
+    @property
+    def optimizer_accumulation(self) -> bool:
+        """True: a step takes its gradients into the moments, and leaves the weights as they are: of several batches
+        the last is stepped with False. With gradient release, which keeps no gradients that could be summed."""
+        return self._accumulates
+
+    @optimizer_accumulation.setter
+    def optimizer_accumulation(self, value: bool) -> None:
+        self._accumulates = bool(value)
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None, param: Optional[Tensor] = None) -> Any:
+        """One step of each parameter that has a gradient. If anything is refused, nothing is written. closure: is
+        called first, with gradients enabled, and its value is returned. param: steps this parameter only."""
+        if closure is not None and param is not None:
+            raise ValueError("step() takes a closure or a param, not both")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)  # of a GradScaler
+        if found_inf is not None and float(found_inf):
+            return loss
+        calls = self._calls(param)
+        for call in calls:
+            call.begin(1.0 if scale is None else 1.0 / float(scale), getattr(self, "clip", 1.0), self._accumulates)
+        for call in calls:
+            call.run()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True, param: Optional[Tensor] = None) -> None:
+        """Frees the gradients, or sets them to zero: of all parameters, or of one."""
+        if param is None:
+            super().zero_grad(set_to_none=set_to_none)
+        elif set_to_none:
+            param.grad = None
+        elif param.grad is not None:
+            param.grad.detach_().zero_()
+
+    def _key(self, only):
+        """What the calls depend on."""
+        key = []
+        for group in self.param_groups if only is None else [self._member(only)[1]]:
+            params = [p for p in (group["params"] if only is None else [only]) if p.grad is not None]
+            parts = list(map(local, params))
+            key.append([id(group), [group[name] for name in WORDS], moments_of(group), group["threads"],
+                        list(map(id, params)), [p.data_ptr() for p in parts], [p.numel() for p in parts],
+                        [p.grad.dtype for p in params], [id(self.state.get(p)) for p in params]])
+        return key
+
+    def _calls(self, only=None):
+        """The calls of a step of all parameters, or of one, with the gradients of now. They are made anew if the list
+        of tensors has changed."""
+        place = None if only is None else id(only)
+        for other in [other for other in self._plans if (other is None) != (place is None)]:
+            self._retire(other)  # a parameter is in one plan
+        key, calls = self._plans.get(place, (None, []))
+        if key != self._key(only) or not all(call.is_current() for call in calls):
+            self._retire(place)
+            calls = self._make_calls(only)
+            self._plans[place] = self._key(only), calls
+        for call in calls:
+            call.prepare()
+        return calls
+
+    def _retire(self, place):
+        for call in self._plans.pop(place, (None, []))[1]:
+            self._versions.update(zip(map(id, call.owners), call.versions))
+
+    def _make_calls(self, only):
+        self._validate()
+        members = self._members(self.param_groups) if only is None else [self._member(only)]
+        members = [m for m in members if m[2].grad is not None]
+        for _, _, p in members:
+            if p.device.type not in CALLS:
+                raise TypeError("%s is on %s: use the CPU or a GPU with CUDA" % (self._name(p), p.device))
+            if p.dtype not in FORMATS or p.grad.dtype not in FORMATS:
+                raise TypeError("%s has a gradient in %s: use bfloat16, float16 or float32 for both (for complex "
+                                "numbers: torch.view_as_real)" % (self._name(p), p.grad.dtype))
+            if getattr(p.grad, "placements", None) != getattr(p, "placements", None):
+                raise TypeError("%s is a DTensor whose gradient has other placements" % self._name(p))
+        self._begin(members)
+        lists = {}
+        for _, group, p in members:
+            s = self.state[p]
+            for turn in itertools.count():  # the ids of a list differ; states from several optimizers may share some
+                some = lists.setdefault((id(group), p.dtype, p.device, s["step"], turn), (group, {}))[1]
+                if some.setdefault(s["id"], (p, s))[0] is p:
+                    break
+        return [CALLS[key[2].type](self, group, [some[i] for i in sorted(some)])
+                for key, (group, some) in lists.items()]
+
+    def _begin(self, members):
+        """Gives a state to each parameter that has none. Its id is its place, or, if another has this id, a new one."""
+        fresh = [member for member in members if not self._state_of(*member)]
+        if fresh:
+            self._refuse_shared_memory()
+        ids = {s["id"] for s in self.state.values() if isinstance(s, dict) and "id" in s}
+        spare = max(ids | {sum(len(group["params"]) for group in self.param_groups)}) + 1
+        for place, group, p in fresh:
+            number = spare if place in ids else place
+            self.state[p] = begun(group, p, number)
+            spare += number == spare
+
+    def _state_of(self, place, group, p):
+        """Its open state, or nothing. Other code may have put a saved one there: ZeroRedundancyOptimizer does."""
+        s = self.state.get(p)
+        if s and ("block" not in s or "sealed" in s):
+            s = self.state[p] = self._opened(place, group, p, s)
+        return s
+
+    def _refuse_shared_memory(self):
+        members = ((local(p), p) for _, _, p in self._members(self.param_groups))
+        spans = sorted((part.data_ptr(), part.data_ptr() + part.numel() * part.element_size(), i, p)
+                       for i, (part, p) in enumerate(members) if part.numel() and part.is_contiguous())
+        for (_, end, _, one), (begin, _, _, other) in zip(spans, spans[1:]):
+            if begin < end:
+                raise RuntimeError("%s and %s share memory: list a tied weight once"
+                                   % (self._name(one), self._name(other)))
+
+    def weights_restored(self) -> None:
+        """To be called when a program has changed parameters and has set them back to what the last step left, as SAM
+        does: the residuals then still belong to them. Otherwise a value that a program writes has none."""
+        for place in list(self._plans):
+            self._retire(place)
+        for _, _, p in self._members(self.param_groups):
+            self._versions[id(p)] = local(p)._version
+
+    @torch.no_grad()
+    def grad_norm(self) -> "k.kopt_norm":
+        """The kopt_norm of all gradients: exact, and it counts infinities and NaNs. kahan_opt.kopt_norm_value() makes a
+        number of it."""
+        norm = k.kopt_norm()
+        for call in self._calls():
+            call.add_norm(norm)
+        return norm
+
+    # ---- state ----
+
+    def state_dict(self) -> Dict[str, Any]:
+        """That of torch.optim. `block` holds all of a parameter's state but its weight, as kopt_save() writes it: the
+        same bytes on every machine, with a checksum."""
+        return self._state_dict(self._sealed)
+
+    def _state_dict(self, function):
+        """That of torch.optim, where each parameter has what function(group, parameter, state) gives."""
+        everything = self.state
+        members = {p for _, _, p in self._members(self.param_groups)}
+        self.state = {p: s for p, s in everything.items() if p in members or not isinstance(p, torch.Tensor)}
+        try:  # torch.optim fails at the state of a parameter that has left its group
+            result = super().state_dict()
+        finally:
+            self.state = everything
+        state = dict(result["state"])
+        for group, packed in zip(self.param_groups, result["param_groups"]):
+            for p, index in zip(group["params"], packed["params"]):
+                s = self._state_of(index, group, p)
+                if s:
+                    state[index] = function(group, p, s)
+        return dict(result, state=state)
+
+    @staticmethod
+    def _sealed(group, p, s):
+        host = Host(group, p, s)
+        try:
+            block = seal(make(group, p.dtype, s["step"]), host.t) if host.block.numel() else host.block.clone()
+        except (AttributeError, TypeError, k.kopt_error):  # the group was edited: what the block itself says
+            block = seal(host.opt, host.t)
+        return {block_name(p) if name == "block" else name: value
+                for name, value in dict(s, block=block, sealed=True).items()}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Takes what state_dict() made, and also the state of torch.optim.SGD, Adam, AdamW and RAdam. It is checked
+        whole before anything is written. Load the model, too: its weights are not in here."""
+        state = {index: s if is_saved(s) else Uncast(s) for index, s in state_dict["state"].items() if s}
+        super().load_state_dict(dict(state_dict, state=state))
+
+    def __setstate__(self, state):
+        loaded = "defaults" not in state  # from load_state_dict(); copy and pickle bring all
+        if loaded:
+            for number, (group, now) in enumerate(zip(state["param_groups"], self.param_groups)):
+                if group.get("rule", now["rule"]) != now["rule"]:
+                    raise ValueError("the state is that of %s, not of %s" % (group["rule"], now["rule"]))
+                for name in WAYS:
+                    group.pop(name, None)
+                decoupled = group.pop("decoupled_weight_decay", None)
+                if decoupled is not None and decoupled != (now["decay_mode"] != "l2"):
+                    group.setdefault("decay_mode", "decoupled" if decoupled else "l2")
+                for name in self.defaults:  # torch.optim and earlier versions have fewer
+                    group.setdefault(name, now.get(name))
+                validate(group, number)
+        states = type(state["state"])(dict, state["state"])
+        for place, group, p in self._members(state["param_groups"]):
+            s = states.get(p)
+            if s and loaded:
+                states[p] = self._opened(place, group, p, s.state if isinstance(s, Uncast) else s)
+            elif s:
+                s.setdefault("id", place)  # one that an earlier version has pickled
+        super().__setstate__(dict(state, state=states))
+        self._forget()
+
+    def _opened(self, place, group, p, s):
+        """The state from an entry of state_dict(), or from the moments of torch.optim. In an earlier version the id was
+        the place."""
+        number, moments = s.get("id", place), moments_of(group)
+        if is_saved(s):
+            try:
+                return opened(group, p, number, s)
+            except ValueError as fault:
+                raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
+        given = {name for name, value in s.items() if name != "step" and value is not None}
+        if given != {name for _, name in moments} or group["rule"] in NOT_IN_TORCH:
+            raise ValueError("the state of %s has %s, but should have a block, or the moments of %s: %s" % (
+                self._name(p), ", ".join(sorted(given)) or "neither", group["rule"], ", ".join(n for _, n in moments)))
+        result = begun(group, p, number)
+        result["step"] = int(s.get("step", 1))  # torch's SGD does not count; its buffer is there after the first step
+        for slot, name in moments:
+            if s[name].shape != p.shape:
+                raise ValueError("%s of %s has the shape %s" % (name, self._name(p), tuple(s[name].shape)))
+            Host(group, p, result).write(slot, s[name])
+        return result
+
+    # ---- exchange with torch.optim, in fp32 ----
+
+    @torch.no_grad()
+    def torch_state_dict(self) -> Dict[str, Any]:
+        """The state in the layout of torch.optim.SGD, Adam, AdamW or RAdam (exp_avg, exp_avg_sq, step), in fp32."""
+        rule = self.defaults["rule"]
+        if rule in NOT_IN_TORCH:
+            raise ValueError("torch.optim has nothing like " + rule)
+
+        def moments(group, p, s):
+            values = {} if rule == "sgd" else {"step": torch.tensor(float(s["step"]))}
+            return dict(values, **self._moments(group, p, s))
+
+        result = self._state_dict(moments)
+        groups = [dict({name: group[name] for name in TORCH + ("params",) if name in group},
+                       **{} if rule == "sgd" else {"decoupled_weight_decay": group["decay_mode"] != "l2"})
+                  for group in result["param_groups"]]
+        return {"state": result["state"], "param_groups": groups}
+
+    @staticmethod
+    def _moments(group, p, s):
+        return {name: Host(group, p, s).read(slot) for slot, name in moments_of(group)}
+
+    @staticmethod
+    def _full_weights(group, p, s):
+        return Host(group, p, s).read(k.KOPT_WEIGHT) if s else local(p).detach().float()
+
+    @torch.no_grad()
+    def moments(self, p: Tensor) -> Dict[str, Tensor]:
+        """The moments of a parameter as fp32, with the names of torch.optim (exp_avg, exp_avg_sq, ...): copies. Before
+        its first step there are none."""
+        place, group, p = self._member(p)
+        s = self._state_of(place, group, p)
+        return self._moments(group, p, s) if s else {}
+
+    @torch.no_grad()
+    def full_weights(self, p: Tensor) -> Tensor:
+        """A parameter together with the residual that is kept beside it, as fp32: a copy."""
+        place, group, p = self._member(p)
+        return self._full_weights(group, p, self._state_of(place, group, p))
+
+    def noise_key(self, p: Tensor) -> Dict[str, int]:
+        """What the random bits of a parameter's next step are a function of: seed, id and step. For a seed of its own
+        put it into a group of its own: {"params": [p], "seed": 7}."""
+        place, group, p = self._member(p)
+        s = self._state_of(place, group, p) or {"id": place, "step": 0}
+        return {"seed": group["seed"], "id": s["id"], "step": s["step"] + 1}
+
+    @torch.no_grad()
+    def read_weights(self) -> List[Tensor]:
+        """full_weights() of all parameters, in the order of the groups."""
+        return [self._full_weights(group, p, self._state_of(place, group, p))
+                for place, group, p in self._members(self.param_groups)]
+
+    @torch.no_grad()
+    def write_weights(self, weights: Iterable[Tensor]) -> None:
+        """Sets the parameters, and what is kept beside them, from fp32 tensors: masters, an average, a checkpoint."""
+        members, weights = self._members(self.param_groups), list(weights)
+        if [local(p).shape for _, _, p in members] != [local(w).shape for w in weights]:
+            raise ValueError("write_weights: not the number of tensors or the shapes of the parameters")
+        self._begin(members)
+        for (_, group, p), values in zip(members, weights):
+            Host(group, p, self.state[p]).write(k.KOPT_WEIGHT, values)
+        increment_version([local(p) for _, _, p in members])
+        self._forget()
+
+
+class KahanAdamW(KahanOptimizer):
+    """torch.optim.AdamW, in pure 16 bit. Its options; those without a remark are those of torch.optim:
+
+%s
+
+    foreach, capturable, differentiable, fused: None or False: there is one way to step. Of optimi's options kahan_sum,
+    decouple_lr, triton and gradient_release are understood, too."""
+
+    def __init__(self, params: Params, lr: Rate = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, rounding: str = "kahan",
+                 moment_format: Optional[str] = None, moment_rounding: str = "stochastic",
+                 compensation_rounding: str = "stochastic", decay_mode: str = "decoupled",
+                 max_lr: Optional[float] = None, stable: bool = False, seed: int = 0, threads: int = 1,
+                 **others: Any) -> None:
+        super().__init__(params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
+                         maximize=maximize, rounding=rounding, moment_format=moment_format,
+                         moment_rounding=moment_rounding, compensation_rounding=compensation_rounding,
+                         decay_mode=decay_mode, max_lr=max_lr, stable=stable, seed=seed, threads=threads, **others)
+
+
+class KahanSGD(KahanOptimizer):
+    """torch.optim.SGD, in pure 16 bit. Its options; those without a remark are those of torch.optim:
+
+%s
+
+    foreach, differentiable, fused: None or False: there is one way to step. Of optimi's options kahan_sum, decouple_wd,
+    decouple_lr, triton and gradient_release are understood, too."""
+
+    def __init__(self, params: Params, lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+                 weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, rounding: str = "kahan",
+                 moment_format: Optional[str] = None, moment_rounding: str = "stochastic",
+                 compensation_rounding: str = "stochastic", decay_mode: str = "l2", max_lr: Optional[float] = None,
+                 seed: int = 0, threads: int = 1, **others: Any) -> None:
+        super().__init__(params, "sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
+                         nesterov=nesterov, maximize=maximize, rounding=rounding, moment_format=moment_format,
+                         moment_rounding=moment_rounding, compensation_rounding=compensation_rounding,
+                         decay_mode=decay_mode, max_lr=max_lr, seed=seed, threads=threads, **others)
+
+
+for _class, _rule in ((KahanAdamW, "adamw"), (KahanSGD, "sgd")):
+    if _class.__doc__:  # not under python -OO
+        _class.__doc__ %= described_options(_rule)
+
+
+class KahanScaler:
+    """kopt_scaler with the calls of torch.amp.GradScaler, for tensors on the CPU: of several optimizers each skips its
+    own overflows, and one in any of them lowers the scale, once in update(). The search for infinities and clipping
+    need no pass that writes. fields: scale (65536), growth and backoff (its factors: 2 and .5), interval (steps without
+    an overflow before it grows: 2000), and the others of kopt_scaler."""
+
+    def __init__(self, **fields: float) -> None:
+        self.scaler, self.seen = k.kopt_grad_scaler(), {}  # since the last update(), by id(): is it stepped, overflows
+        self.load_state_dict(fields)
+
+    def __repr__(self) -> str:
+        return "KahanScaler(%s)" % ", ".join("%s=%r" % field for field in self.state_dict().items())
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the scale, in fp32: for backward()."""
+        return loss.float() * self.scaler.scale
+
+    @torch.no_grad()
+    def unscale_(self, optimizer: KahanOptimizer) -> None:
+        """Divides the gradients by the scale, for a program that needs their values. step() alone is faster."""
+        if id(optimizer) in self.seen:
+            raise RuntimeError("unscale_() is being called after step()." if self.seen[id(optimizer)][0] else
+                               "unscale_() has already been called on this optimizer since the last update().")
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if any(g.dtype == torch.float16 for g in grads):
+            raise ValueError("Attempting to unscale FP16 gradients, which would lose small ones: to clip, pass "
+                             "max_norm to step()")
+        self.seen[id(optimizer)] = False, optimizer.grad_norm().nonfinite != 0
+        for g in grads:
+            g.mul_(1.0 / self.scaler.scale)
+
+    def step(self, optimizer: KahanOptimizer, max_norm: float = 0.0) -> Any:
+        """Steps unless a gradient is infinite or NaN. max_norm: clips the norm of the optimizer's gradients to it; 0:
+        does not."""
+        stepped, found = self.seen.get(id(optimizer), (False, False))
+        if stepped:
+            raise RuntimeError("step() has already been called since the last update().")
+        norm, scale = optimizer.grad_norm(), 1.0 if id(optimizer) in self.seen else self.scaler.scale
+        found = found or norm.nonfinite != 0
+        optimizer.clip = k.kopt_clip_coefficient(norm, max_norm, 1.0 / scale)
+        optimizer.grad_scale, optimizer.found_inf = scale, found
+        try:
+            loss = optimizer.step()
+        finally:
+            del optimizer.clip, optimizer.grad_scale, optimizer.found_inf
+        self.seen[id(optimizer)] = True, found
+        return loss
+
+    def update(self) -> None:
+        """Lowers the scale after an overflow, and raises it after `interval` steps without one."""
+        if not self.seen:
+            raise AssertionError("No inf checks were recorded prior to update.")
+        k.check(k.kopt_scaler_update(self.scaler, int(any(found for _, found in self.seen.values()))))
+        self.seen = {}
+
+    def state_dict(self) -> Dict[str, float]:
+        """The fields of kopt_scaler."""
+        return {name: getattr(self.scaler, name) for name, _ in self.scaler._fields_}
+
+    def load_state_dict(self, state: Dict[str, float]) -> None:
+        """Sets fields from what state_dict() made."""
+        for name, value in state.items():
+            setattr(self.scaler, name, value)
+
+
+# ---- what optimi has -------------------------------------------------------------------------------------------------
+
+
+def param_groups_weight_decay(model: torch.nn.Module, weight_decay: float = 1e-2,
+                              additional_layers: Optional[Iterable[str]] = None) -> List[Dict[str, Any]]:
+    """Two groups of a model's parameters: without weight decay those of one dimension (biases, norms) and those whose
+    name contains a word of additional_layers, with weight_decay the others."""
+    words, kept, decayed = list(additional_layers or ()), [], []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            small = p.ndim <= 1 or name.endswith(".bias") or any(word in name for word in words)
+            (kept if small else decayed).append(p)
+    return [{"params": kept, "weight_decay": 0.0}, {"params": decayed, "weight_decay": weight_decay}]
+
+
+def prepare_for_gradient_release(model: torch.nn.Module, optimizer: KahanOptimizer,
+                                 ignore_existing_hooks: bool = False) -> None:
+    """From now on backward() steps each parameter of the optimizer as soon as its gradient is there, and frees the
+    gradient. step() and zero_grad() find nothing to do then. Needs PyTorch 2.1."""
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if not all(hasattr(p, "register_post_accumulate_grad_hook") for p in params):
+        raise RuntimeError("gradient release needs PyTorch 2.1 or later")
+    members = {id(p) for p in model.parameters()}
+    if not all(id(p) in members for p in params):
+        raise ValueError("the optimizer has parameters that are not in the model")
+    if not ignore_existing_hooks and any(getattr(p, "_post_accumulate_grad_hooks", None) for p in params):
+        raise ValueError("the model has such hooks already: pass ignore_existing_hooks=True if they may stay")
+
+    def release(p):
+        optimizer.step(param=p)
+        optimizer.zero_grad(param=p)
+
+    model._gradient_release_hooks = [p.register_post_accumulate_grad_hook(release) for p in params]
+
+
+def remove_gradient_release(model: torch.nn.Module) -> None:
+    """backward() keeps gradients again."""
+    hooks = model.__dict__.pop("_gradient_release_hooks", None)
+    if hooks is None:
+        warnings.warn("the model has no hooks of prepare_for_gradient_release()")
+    for hook in hooks or ():
+        hook.remove()
