@@ -1577,7 +1577,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 /* ---- COMPILER AND TARGET ----------------------------------------------------------------------------------------- */
 
-/* In the comments below, "section" with a number means that section of docs/numerics.md. */
+/* In comments, "section" with a number means that section of docs/numerics.md. */
 
 /* The vector code of this build: KOPT_X86_ (AVX-512, KOPT_AVX2_, KOPT_SSE2_), KOPT_NEON_, KOPT_SIMD128_, or none. Sets
    below the one that the flags of the compiler promise are left out. tcc, nvcc and unknown compilers: scalar code. */
@@ -1646,7 +1646,9 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #define KOPT_FORCE_INLINE_ KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
 #endif
 #define KOPT_TARGET_(isa) __attribute__((__target__(isa)))
+#define KOPT_ALIGN64_ __attribute__((__aligned__(64))) /* no vector crosses a cache line */
 #elif defined(_MSC_VER)
+#define KOPT_ALIGN64_ __declspec(align(64))
 #define KOPT_NOINLINE_ __declspec(noinline)
 #define KOPT_FORCE_INLINE_ __forceinline
 #define KOPT_TARGET_(isa)
@@ -1690,8 +1692,8 @@ enum {
     KOPT_RANDOM_NOISE_ = 5
 };
 
-/* The scale of a block of 256 codes, from its largest magnitude (KOPT_SIGN to nearest: its mean); both are bits of fp32
-   numbers. 0 if largest is 0 or subnormal; NaN (7FC00000) if it is infinite or NaN: then the block decodes to NaN. */
+/* The scale of a block of 256 codes, from its largest magnitude (KOPT_SIGN to nearest: its mean), as bits of fp32. 0 if
+   that is 0 or subnormal; NaN (7FC00000) if infinite or NaN: then the block decodes to NaN. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
     /* infinity + (1 << 22) is 7FC00000. With a conditional expression gcc 12 -O1 for Thumb-2 loses its upper half. */
@@ -1703,8 +1705,7 @@ KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || sca
 /* place_q8 of a root, whose code is 255 at most, minus its code: see KERNELS */
 #define KOPT_ROOT_PLACE_ ((uint32_t)1049)
 
-/* The scale of a block of KOPT_Q8 codes (section 6b): of roots of means of squares (square) the largest, of other
-   numbers a power of two. */
+/* The scale of a block of KOPT_Q8 codes (section 6b). square: of roots of means of squares; else a power of two. */
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
     const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
     if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
@@ -1735,7 +1736,7 @@ typedef struct kopt_conversion_ {
     uint32_t step, id;
 } kopt_conversion_;
 
-/* One call of a training-loop tool: the norm, clipping or the sum of shards. Each reads some of the fields. */
+/* One call of a training-loop tool: the norm, clipping or the sum of shards. */
 typedef enum kopt_tool_kind_ { KOPT_TOOL_NORM_, KOPT_TOOL_CLIP_, KOPT_TOOL_SUM_ } kopt_tool_kind_;
 typedef struct kopt_tool_ {
     kopt_tool_kind_ kind;
@@ -1854,9 +1855,8 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
 #else
 #define KOPT_REGISTER64_ "m"
 #endif
-/* Hides the value of x from the compiler. These barriers are volatile, so they stay in order, and every operation is
-   between two of them: none moves before kopt_enter_() or after kopt_leave_(), which set and restore the
-   floating-point environment. */
+/* Hides x from the compiler. Every operation stands between two of these barriers, and volatile keeps their order: none
+   moves before kopt_enter_() or after kopt_leave_(), which set and restore the floating-point environment. */
 KOPT_INLINE_ double kopt_opaque64_(double x) {
 #ifdef __CUDA_ARCH__
     return x;
@@ -1922,8 +1922,7 @@ KOPT_INLINE_ float kopt_to_float_(double x) {
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
-/* a < b, compared as integers: -Ofast knows no NaNs, and DAZ takes subnormals for 0. A NaN is above all numbers or, if
-   its sign bit is set, below all. */
+/* a < b, as integers: -Ofast knows no NaNs, DAZ takes subnormals for 0. NaNs are above or, if negative, below all. */
 static KOPT_HOST_DEVICE_ int kopt_less64_(double a, double b) {
     const uint64_t top = (uint64_t)1 << 63;
     uint64_t x = kopt_bits64_(a), y = kopt_bits64_(b);
@@ -1937,8 +1936,7 @@ static KOPT_HOST_DEVICE_ int kopt_within64_(double x, double low, double high) {
     return (kopt_bits64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
 }
 
-/* Checks of ranges, for every step. They compare bits, which have the order of nonnegative numbers; those of negative
-   numbers and NaNs are above any finite bound. -0 counts as 0. */
+/* Checks of ranges. The bits of negative numbers and NaNs are above those of any finite bound. -0 counts as 0. */
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
 KOPT_INLINE_ int kopt_from_0_to_(double x, double largest) {
     return kopt_bits64_(x) <= kopt_bits64_(largest) || kopt_is_zero_(x);
@@ -1951,34 +1949,25 @@ KOPT_INLINE_ int kopt_normal_at_most_(double x, double largest) { /* at least 2^
     return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(largest);
 }
 
-/* 1 - beta in fp32, from the bits of 0 <= beta < 1 or -0. Truncates beta to 64 bits after the binary point, truncates
-   the difference to 53 significant bits and rounds it to fp32. */
+/* 1 - beta, from the bits of 0 <= beta < 1 or -0: from 64 bits of beta, truncated to 53 bits, then rounded to fp32. */
 KOPT_ALWAYS_INLINE_ float kopt_one_minus_beta_(uint64_t beta) {
     uint64_t q = beta << 11 | (uint64_t)1 << 63;
     int shift = 1022 - (int)(beta >> 52 & 2047), e = 1022;
-#ifdef __CUDA_ARCH__
     if (shift > 0) q = shift < 64 ? q >> shift : 0;
-#else
-    for (; shift > 0; shift--) q >>= 1;
-#endif
-    q = ~q; /* 1 - beta, too small by 2^-64 */
+    q = ~q; /* 1 - beta, too small by 2^-64, and not 0 */
 #ifdef __CUDA_ARCH__
     shift = __clzll((long long)q);
-    e -= shift;
-    q <<= shift;
 #elif defined(KOPT_VECTORS16_)
-    e -= __builtin_clzll(q); /* q is not 0 */
-    q <<= __builtin_clzll(q);
+    shift = __builtin_clzll(q);
 #else
-    for (; q >> 63 == 0; q <<= 1) e--;
+    for (shift = 0; q >> 63 == 0; q <<= 1) e--;
 #endif
-    return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + ((uint64_t)e << 52)));
+    q <<= shift;
+    return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + ((uint64_t)(e - shift) << 52)));
 }
 
 /* 1 - (1 - a) * (1 - b). 1 - a and 1 - b would lose digits of small a and b. */
-KOPT_ALWAYS_INLINE_ float kopt_combine_gains_(float a, float b) {
-    return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b));
-}
+KOPT_ALWAYS_INLINE_ float kopt_combine_gains_(float a, float b) { return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b)); }
 
 /* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step. */
 static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
@@ -1993,8 +1982,7 @@ static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *bet
 }
 
 #ifdef __CUDA_ARCH__
-/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one; both lanes call it. Takes four bits of the
-   step at a time, without a branch; bits above the highest one change nothing. */
+/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one. Four bits of the step at a time. */
 static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
                                                       float *correction2) {
     const int even = (int)(threadIdx.x & 30u);
@@ -2028,22 +2016,20 @@ static void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correcti
     s->beta2 = kopt_to_float_(opt->beta2);
     s->gain1 = gain1;
     s->gain2 = gain2;
-    for (;;) {
+    for (;; gain1 = kopt_combine_gains_(gain1, gain1), gain2 = kopt_combine_gains_(gain2, gain2)) {
         if ((step & 1u) != 0) {
             r1 = kopt_combine_gains_(r1, gain1);
             r2 = kopt_combine_gains_(r2, gain2);
         }
         step >>= 1;
         if (step == 0) break;
-        gain1 = kopt_combine_gains_(gain1, gain1);
-        gain2 = kopt_combine_gains_(gain2, gain2);
     }
     *correction1 = r1;
     *correction2 = r2;
 }
 #endif
 
-/* Square root of 0 < a <= 1 by Heron's method. The iterates decrease until they have converged. */
+/* Square root of 0 < a <= 1 by Heron's method: the iterates decrease until they converge. */
 static KOPT_HOST_DEVICE_ double kopt_sqrt64_(double a) {
     double x, y = 1.0;
     do {
@@ -2101,8 +2087,7 @@ static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *fr
     kopt_norm_carry_(to);
 }
 
-/* The square root, rounded to nearest even; infinity if a value was not finite. Computes 54 bits one by one; the last
-   bit and the remainder decide the rounding. */
+/* The square root, rounded to nearest even from 54 bits and the remainder; infinity if a value was not finite. */
 static KOPT_HOST_DEVICE_ double kopt_norm_root_(const kopt_norm *norm) {
     uint64_t remainder = 0, root = 0;
     int pairs, pair, i;
@@ -2171,23 +2156,20 @@ static const uint32_t kopt_map_exceptions_[57] = {
 
 /* ---- kinds of steps, random numbers and tiles ---- */
 
-/* The stages of a step, as bits. Direction: reads the gradient, updates the moments and computes the direction, which
-   the learning rate multiplies. Commit: updates, rounds and stores the weight. Final: slow weights, copies, counts,
-   zeroing the gradient. Scalar code runs one stage of a pair of vectors that has special values in it. */
+/* The stages of a step, as bits. The final one: slow weights, copies, counts, zeroing the gradient. */
 enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4, KOPT_ALL_STAGES_ = 7 };
 #ifndef KOPT_NT_THRESHOLD_
 #define KOPT_NT_THRESHOLD_ (((size_t)1) << 25) /* conversions to this many bytes use non-temporal stores */
 #endif
 #define KOPT_TILE_ 256 /* elements of a tile, and of a block of 8-bit moments */
 
-/* The kind of a step. A function for certain kinds overwrites fields with constants, so that the compiler drops the
-   code for all others. */
+/* The kind of a step. Functions overwrite fields with constants, so that the compiler drops the code for others. */
 typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
     kopt_rounding rounding, moment_rounding, compensation_rounding;
     int moment_count, nesterov;
-    int buffered; /* moments are in fp32 buffers, and are rounded when they are stored from there to memory */
+    int buffered; /* moments are in fp32 buffers, and are rounded when they leave them */
 } kopt_kind_;
 
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
@@ -2231,8 +2213,7 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 /* Bytes: more than a core's L2, and more than its share of L3. */
 enum { KOPT_CORE_CACHE_ = 1 << 21, KOPT_SHARED_CACHE_ = 1 << 25 };
 
-/* Does a step of n elements prefetch? If its arrays have more than `enough` bytes, and their bytes take longer than
-   their arithmetic: others would be slower. */
+/* Does a step of n elements prefetch? If its arrays exceed `enough` bytes, and take longer than its arithmetic. */
 static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t enough) {
     const size_t moment = kopt_bytes_of_(j->moment_format);
     const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
@@ -2243,16 +2224,13 @@ static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ ki
 #endif
 
 /* Section 7 defines group, span, own, other and row. A block of Philox4x32-7 (Salmon et al. 2011) has 8 halves, for 8
-   elements in each group of a span. Number k of an element is own + (8 * row + k) * stride modulo 2^16, with stride =
-   2 * other: k is 0 for the weight, 1 to 4 for the moments. r packs number 0 (low half) and stride (high half);
-   `number` is number 0, or number k after k additions of stride. */
+   elements in each group of a span. Number k of an element (0: weight, 1 to 4: moments) is own + (8 * row + k) * stride
+   modulo 2^16, with stride = 2 * other. r packs number 0 (low half) and stride (high half). */
 #define KOPT_RANDOM_GROUP_ 128 /* elements; all 16 groups of a span use the same 16 Philox blocks */
 enum { KOPT_RANDOM_SPAN_ = 2048, KOPT_RANDOM_STORES_ = 8 /* numbers of a row, of which 5 are used */ };
 
 /* The Philox block of the element with this global index: b of section 7. */
-KOPT_ALWAYS_INLINE_ uint64_t kopt_philox_block_(uint64_t index) {
-    return (index >> 11 << 4) | (index >> 3 & 15);
-}
+KOPT_ALWAYS_INLINE_ uint64_t kopt_philox_block_(uint64_t index) { return (index >> 11 << 4) | (index >> 3 & 15); }
 
 /* 8 * row of the element with this global index. */
 KOPT_ALWAYS_INLINE_ uint32_t kopt_random_multiplier_(uint64_t index) {
@@ -2270,22 +2248,15 @@ typedef struct kopt_philox_key_ {
     uint32_t key[2], stream, step, id;
 } kopt_philox_key_;
 
-KOPT_ALWAYS_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step, uint32_t id,
-                                                           uint32_t stream) {
-    const kopt_philox_key_ c = {
-        {(uint32_t)(seed & 0xFFFFFFFFu), (uint32_t)(seed >> 32)}, stream << 28, step, id};
+KOPT_ALWAYS_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
+    const kopt_philox_key_ c = {{(uint32_t)(seed & 0xFFFFFFFFu), (uint32_t)(seed >> 32)}, stream << 28, step, id};
     return c;
 }
 
 #ifdef KOPT_VECTOR_CODE_
-#ifdef KOPT_GNU_
-#define KOPT_ALIGN64_ __attribute__((__aligned__(64))) /* no vector crosses a cache line */
-#else
-#define KOPT_ALIGN64_ __declspec(align(64))
-#endif
 #define KOPT_BYTES_(p) ((kopt_byte_ *)(p))
 
-/* Random numbers of a tile, which takes up to 2 groups and touches up to 3: 16 bits per element, in memory order. */
+/* Random numbers of a tile, which touches up to 3 groups: 16 bits per element, in memory order. */
 typedef struct kopt_random_tile_ {
     KOPT_ALIGN64_ uint32_t words[KOPT_RANDOM_GROUP_ / 2]; /* of the span */
     uint32_t lower[3 * KOPT_RANDOM_GROUP_ / 2];           /* number 0 */
@@ -2300,18 +2271,17 @@ typedef struct kopt_job_array_ {
 } kopt_job_array_;
 enum { KOPT_JOB_ARRAYS_ = 10, KOPT_LARGEST_PAIR_ = 32 /* elements of a pair of vectors of AVX-512 */ };
 
-/* A tile: consecutive elements of a tensor, stepped stage by stage. Stages read and write whole pairs of vectors, so
-   all arrays have room for the next multiple of a pair. */
+/* Consecutive elements, stepped stage by stage in whole pairs of vectors: all arrays have room for the last pair. */
 typedef struct kopt_tile_ {
     KOPT_ALIGN64_ float x[KOPT_TILE_];             /* what the rule returns, then the direction */
     float w[KOPT_TILE_], compensation[KOPT_TILE_]; /* weights in fp32 and KAHAN's compensations, if is_loaded */
     kopt_random_tile_ random;
-    kopt_job_ job; /* the step of its elements: 0 to job.end - 1 */
+    kopt_job_ job; /* of elements 0 to job.end - 1 */
     kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *arrays_end;
     kopt_kind_ kind;
     int is_loaded, prefetches;
     size_t apart; /* 0, or the elements of a pair: its even elements stand before the odd ones */
-    void (*direction)(struct kopt_tile_ *), (*commit)(struct kopt_tile_ *); /* the functions of its stages */
+    void (*direction)(struct kopt_tile_ *), (*commit)(struct kopt_tile_ *);
     float *moment[4];    /* buffered moments, means of squares as their roots */
     uint32_t largest[4]; /* their largest magnitudes after the step, as fp32 bits */
 } kopt_tile_;
@@ -2355,7 +2325,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 #define KOPT_PASS_NEON_ 5
 #define KOPT_PASS_SIMD128_ 6
 #define KOPT_PASS_CUDA_ 7       /* read by kahan_opt_cuda.cuh, for any value */
-#define KOPT_PASS_CUDA_OCTET_ 8 /* also read by it: the arithmetic of vectors, which take ordinary numbers only */
+#define KOPT_PASS_CUDA_OCTET_ 8 /* also: the arithmetic of vectors, for ordinary numbers only */
 
 #ifdef KOPT_IMPLEMENTING_
 #ifdef KOPT_AVX2_
@@ -2378,8 +2348,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE_SIZE__) && !defined(__CUDACC__) && !defined(KOPT_OPTIMIZED_HERE_) && \
     !defined(__FAST_MATH__) && defined(KOPT_VECTOR_CODE_)
-/* -O1 for all code from here on, which then compiles in two thirds of the time. Not with -Ofast: gcc's pop_options does
-   not restore __FAST_MATH__. */
+/* -O1 for what follows: two thirds of the compile time. Not with -Ofast: pop_options does not restore __FAST_MATH__. */
 #define KOPT_COLD_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O1")
@@ -2409,98 +2378,93 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 /* ================================================================================================================== */
 /* VOCABULARIES: the operations from which the kernels are made, for each ISA. Intrinsics live here and nowhere else.
 
-   The table gives the meaning of an operation for one lane. a, b: operands; m: a mask; n: a constant; p: a pointer to
-   bytes, of any alignment. (X_): optional; a vocabulary that provides it defines X_, for the others KERNELS makes it
-   from other operations. "Not scalar": a vocabulary with ONE_LANE_ does not need it. Where dot_ has no macro, it is
-   K_(dot).
+   The table says what an operation does in one lane. a, b: operands; m: a mask; n: a constant; p: bytes of any
+   alignment. (X_): a vocabulary that has it defines X_, for others KERNELS makes it. "Not scalar": not needed with
+   ONE_LANE_. Rare ones have no macro: dot_ is K_(dot).
 
    Types
-   vf32_                        LANES_ lanes of float (binary32)
-   vu32_                        LANES_ lanes of uint32_t, or 2 * LANES_ halves of uint16_t in the order of memory: half
-                                2 * i is the lower half of lane i, half 2 * i + 1 the upper one
-   vmask_                       LANES_ truth values
+   vf32_                     LANES_ lanes of float (binary32)
+   vu32_                     LANES_ lanes of uint32_t, or 2 * LANES_ halves: half 2 * i is the lower one of lane i
+   vmask_                    LANES_ truth values
 
-   Floats. add_ to masked_sub_ round once, to nearest even. Their results and that of as_u32_ are opaque to gcc and
-   clang: no flag can fuse, reorder or approximate operations.
-   splat_(x)                    x, a float: broadcast
-   add_ sub_ mul_ div_(a, b)    a + b, a - b, a * b, a / b
-   sqrt_(a)                     square root
-   masked_sub_(m, a, b)         m ? a - b : b (MASKED_SUB_)
-   flush_(a)                    a, but +0 if |a| < 2^-126, and 0x7FFFFFFF for every NaN (FLUSH_)
-   min_ max_(a, b)              minimum, maximum; at most one of a and b is negative (MIN_MAX_). The ISA decides which
-                                of 0 and -0 is less. If a NaN has the sign bit 0, min_(NaN, b) is b and max_(a, NaN) is
-                                NaN. For any NaN, at least one of min_(a, b) and max_(b, a) is NaN
-   unordered_(a, b)             mask: is a or b a NaN? Made by KERNELS
-   as_u32_(a) as_f32_(a)        bitcast from float to uint32_t, from uint32_t to float
-   round_u32_(a)                float to integer, to nearest even; 0 <= a < 2^31
-   convert_f32_(a)              int32_t to float, to nearest even
+   Floats. add_ to masked_sub_ round once, to nearest even. They and as_u32_ are opaque to gcc and clang: no flag can
+   fuse, reorder or approximate them.
+   splat_(x)                 x, a float: broadcast
+   add_ sub_ mul_ div_(a, b) a + b, a - b, a * b, a / b
+   sqrt_(a)                  square root
+   masked_sub_(m, a, b)      m ? a - b : b (MASKED_SUB_)
+   flush_(a)                 a, but +0 if |a| < 2^-126, and 0x7FFFFFFF for every NaN (FLUSH_)
+   min_ max_(a, b)           minimum, maximum; at most one of a and b is negative (MIN_MAX_). The ISA decides which
+                             of 0 and -0 is less. If a NaN has the sign bit 0, min_(NaN, b) is b and max_(a, NaN) is
+                             NaN. For any NaN, at least one of min_(a, b) and max_(b, a) is NaN
+   unordered_(a, b)          mask: is a or b a NaN? Made by KERNELS
+   as_u32_(a) as_f32_(a)     bitcast from float to uint32_t, from uint32_t to float
+   round_u32_(a)             float to integer, to nearest even; 0 <= a < 2^31
+   convert_f32_(a)           int32_t to float, to nearest even
 
    Words
-   isplat_(x)                   x, a uint32_t: broadcast
-   isplat_hoisted_(x)           the same, opaque to the compiler, so that it stays in a register throughout a loop
-   iadd_ isub_(a, b)            a + b, a - b modulo 2^32
-   and_ or_ xor_(a, b)          a & b, a | b, a ^ b
-   shl_ shr_(a, n)              a << n, a >> n (logical): macros. Without them vu32_ has the operators of C
-   imax_(a, b)                  maximum of int32_t (IMAX_)
-   imin_(a, b)                  minimum of int32_t. With FLUSH_ only
-   mulhilo_(a, x, &high, &low)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
-   dot_(sum, a, b)              adds the 64-bit products a * b to the 64-bit lanes of the vectors sum[0] and sum[1], in
-                                an order of the ISA. Not scalar, not with TOOLS_ISA_
+   isplat_(x)                x, a uint32_t: broadcast
+   isplat_hoisted_(x)        the same, opaque, so that it stays in a register throughout a loop
+   iadd_ isub_(a, b)         a + b, a - b modulo 2^32
+   and_ or_ xor_(a, b)       a & b, a | b, a ^ b
+   shl_ shr_(a, n)           a << n, a >> n (logical): macros. Without them vu32_ has the operators of C
+   imax_(a, b)               maximum of int32_t (IMAX_)
+   imin_(a, b)               minimum of int32_t. With FLUSH_ only
+   mulhilo_(a, x, &hi, &lo)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
+   dot_(sum, a, b)           adds 64-bit products a * b to sum[0] and sum[1]. Not scalar, not with TOOLS_ISA_
 
    Masks
-   igt_(a, b) ieq_(a, b)        mask: a > b as int32_t; a == b
-   mask_or_(m, m2)              m || m2
-   any_true_(m)                 int: not 0 if m is true in any lane
-   select_(m, yes, no)          m ? yes : no, of words: blend
-   select_or_zero_(m, a)        m ? a : 0
+   igt_(a, b) ieq_(a, b)     mask: a > b as int32_t; a == b
+   mask_or_(m, m2)           m || m2
+   any_true_(m)              int: not 0 if m is true in any lane
+   select_(m, yes, no)       m ? yes : no, of words: blend
+   select_or_zero_(m, a)     m ? a : 0
 
    Memory: LANES_ consecutive elements
-   load32_ load16_ load8_(p)    uint32_t; uint16_t, zero-extended; int8_t, sign-extended
-   store32_ store16_ store8_    the lower 32, 16 or 8 bits of a (store8_: ONE_LANE_ only)
-   nt_store32_ nt_store16_      non-temporal stores to p, aligned to their size; nt_store16_: a < 2^16 (NT_STORES_)
-   nt_fence_()                  orders non-temporal stores before later ones (NT_STORES_)
+   load32_ load16_ load8_(p) uint32_t; uint16_t, zero-extended; int8_t, sign-extended
+   store32_ store16_ store8_ the lower 32, 16 or 8 bits of a (store8_: ONE_LANE_ only)
+   nt_store32_ nt_store16_   non-temporal stores to p, aligned to their size; nt_store16_: a < 2^16 (NT_STORES_)
+   nt_fence_()               orders non-temporal stores before later ones (NT_STORES_)
 
    fp16, in the lower half of a lane; the upper half is 0
-   widen_fp16_(a)               fp16 to float
-   narrow_fp16_(a)              float to fp16, to nearest even
-   GENERIC_FP16_                KERNELS makes widen_fp16_ and narrow_fp16_ from other operations
-   load_fp16_(p)                widen_fp16_(load16_(p)) (FP16_)
-   fp16_low_ fp16_high_(a)      halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, widened (FP16_; not scalar)
-   round_fp16_(a, &stored)      stored = narrow_fp16_(a); returns widen_fp16_(stored) (FP16_)
+   widen_fp16_(a)            fp16 to float
+   narrow_fp16_(a)           float to fp16, to nearest even
+   GENERIC_FP16_             KERNELS makes widen_fp16_ and narrow_fp16_ from other operations
+   load_fp16_(p)             widen_fp16_(load16_(p)) (FP16_)
+   fp16_low_ fp16_high_(a)   halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, widened (FP16_; not scalar)
+   round_fp16_(a, &stored)   stored = narrow_fp16_(a); returns widen_fp16_(stored) (FP16_)
 
    Halves. Not scalar
-   add16_ mul16_(a, b)          a + b, a * b modulo 2^16
-   min16_ max16_(a, b)          minimum, maximum of int16_t
-   any_gt16_(a, b)              int: not 0 if a > b as int16_t in any half; all halves of b are the same number
-   flush16_(a, b)               (a & b) != 0 ? a : 0
-   unpack_low16_ unpack_high16_ of a: halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
-   bf16_low_ bf16_high_(a)      the same halves as bf16, widened to float
-   pack_high16_(a, b)           the upper halves of all lanes of a, then those of b: narrows two vectors
-   interleave_high16_(a, b)     half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b (SPECIALIZED_)
-   load8_to16_(p)               loads 2 * LANES_ bytes, zero-extended to halves
-   store8_from16_(p, a)         stores the lower 8 bits of each half: 2 * LANES_ bytes
+   add16_ mul16_(a, b)       a + b, a * b modulo 2^16
+   min16_ max16_(a, b)       minimum, maximum of int16_t
+   any_gt16_(a, b)           int: not 0 if a > b as int16_t in any half; all halves of b are the same number
+   flush16_(a, b)            (a & b) != 0 ? a : 0
+   unpack_low16_ _high16_(a) halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
+   bf16_low_ bf16_high_(a)   the same halves as bf16, widened to float
+   pack_high16_(a, b)        the upper halves of all lanes of a, then those of b: narrows two vectors
+   interleave_high16_(a, b)  half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b (SPECIALIZED_)
+   load8_to16_(p)            loads 2 * LANES_ bytes, zero-extended to halves
+   store8_from16_(p, a)      stores the lower 8 bits of each half: 2 * LANES_ bytes
 
    Order of the elements of two vectors: memory order (a before b), or even and odd elements apart (REORDER_)
-   deinterleave_(a, b, &even, &odd)    from memory order
-   interleave_(even, odd, &a, &b)      to memory order
+   deinterleave_ interleave_ (a, b, &even, &odd): from memory order; (even, odd, &a, &b): to memory order
 
    Order of random words. Not scalar
-   interleave_low_ _high_(a, b) a0 b0 a1 b1, a2 b2 a3 b3, of words 0 to 3 of each 128-bit part
-   block_of_lane_()             which of LANES_ consecutive Philox blocks a lane computes: lane 4 * i + k has block
-                                k * (LANES_ / 4) + i. Then philox_transpose puts the words into the order of memory
+   interleave_low_ _high_    a0 b0 a1 b1, a2 b2 a3 b3, of words 0 to 3 of each 128-bit part
+   block_of_lane_()          which of LANES_ consecutive Philox blocks lane 4 * i + k has: k * (LANES_ / 4) + i
 
    Macros that describe a vocabulary
-   ISA_                         the last part of the names of its kernels; K_(step) is kopt_step_avx2_ for avx2
-   ISA_TARGET_                  the attribute of a function that enables its instructions
-   LANES_ ONE_LANE_             lanes of a vector, a size_t; ONE_LANE_ is defined for scalar code
-   LOADS_EXTEND_                load16_ and a shift take less time than bf16_low_ and bf16_high_ of a load32_
-   REORDER_                     bf16 takes less time with even and odd elements apart
-   SPECIALIZED_                 there are specialized loops
-   STAGES_ISA_                  the ISA whose stages step what its own do not
-   TOOLS_ISA_                   the ISA whose kernels it uses for the norm, clipping, reduction and StableAdamW's ratios
-   CONVERT_ISA_                 the ISA whose kernel it uses for general conversions
-   CORE_ONLY_                   only the arithmetic of a step is compiled, from registers to registers
-   CHECK_UNROUNDED_             special values are found before they are rounded, where a NaN of all bits would carry */
+   ISA_                      the last part of the names of its kernels; K_(step) is kopt_step_avx2_ for avx2
+   ISA_TARGET_               the attribute of a function that enables its instructions
+   LANES_ ONE_LANE_          lanes of a vector, a size_t; scalar code defines ONE_LANE_
+   LOADS_EXTEND_             load16_ and a shift take less time than bf16_low_ and bf16_high_ of a load32_
+   REORDER_                  bf16 takes less time with even and odd elements apart
+   SPECIALIZED_              there are specialized loops
+   STAGES_ISA_               the ISA whose stages step what its own do not
+   TOOLS_ISA_                the ISA whose kernels it uses for norm, clipping, reduction and StableAdamW's ratios
+   CONVERT_ISA_              the ISA whose kernel it uses for general conversions
+   CORE_ONLY_                only the arithmetic of a step is compiled, from registers to registers
+   CHECK_UNROUNDED_          special values are found before they are rounded: a NaN of all bits would carry */
 /* ================================================================================================================== */
 
 /* The name of a function or type of this pass: K_(step) is kopt_step_avx2_ in the pass for AVX2. */
@@ -3028,9 +2992,7 @@ FN_ vf32_ div_(vf32_ a, vf32_ b) { /* the divisor depends on a: no reciprocal se
     return K_(opaque)(a / (vf32_)(WORDS_(b) ^ (WORDS_(a) & isplat_hoisted_(0))));
 }
 FN_ vf32_ sqrt_(vf32_ a) { return K_(opaque)(__builtin_wasm_sqrt_f32x4(a)); }
-FN_ vu32_ K_(round_u32)(vf32_ a) {
-    return WORDS_(__builtin_convertvector(__builtin_wasm_nearest_f32x4(a), K_(i32)));
-}
+FN_ vu32_ K_(round_u32)(vf32_ a) { return WORDS_(__builtin_convertvector(__builtin_wasm_nearest_f32x4(a), K_(i32))); }
 FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
 #define SHUFFLE_ __builtin_shufflevector
 #define WIDE_(a, i, j) __builtin_convertvector(SHUFFLE_(a, a, i, j), K_(u64))
@@ -3047,9 +3009,7 @@ FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
 }
 FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return (m & yes) | (~m & no); }
-FN_ vu32_ unpack_low16_(vu32_ a) {
-    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
-}
+FN_ vu32_ unpack_low16_(vu32_ a) { return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8)); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) {
     return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
 }
@@ -3104,20 +3064,18 @@ FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt
 /* KERNELS: plain C over the vocabulary, written once. docs/numerics.md is their specification.                       */
 /* ================================================================================================================== */
 
-/* A step. Scalar code takes an element through it (step_element), vector code a pair of vectors: direction_pair, then
-   commit_pair. If a result of a pair is not an ordinary number, the stage stores nothing and leaves the pair to scalar
-   code.
+/* A step of an element (step_element), or of a pair of vectors (direction_pair, then commit_pair). A stage of a pair
+   that meets a special value stores nothing, and scalar code runs it.
 
-       g = load the gradient                              load_pair
-       m = load the moments                               load_moment; fp16 and 8 bits: squares of roots
-       x = the direction, by the rule, from g; updates m  rule; L2 and EMA read the weight, too
-       store m, rounded                                   round_moment, store_moment_pair
-       w, residual = load the weight                      load_weight, load_weight_pair
-       u = rate * x + decay * w                           update
-       u = move toward the slow weight, if due            lookahead
-       w, residual = w + residual - u, rounded            commit
-       store w and residual                               encode_weight, commit_pair
-       copy the weight, count, zero the gradient          encode_copy, tally */
+       g, m = load gradient and moments           load_pair, load_moment
+       x = direction from g and m; updates m      rule (L2 and EMA also read the weight)
+       store round(m)                             round_moment, store_moment_pair
+       w, residual = load the weight              load_weight, load_weight_pair
+       u = rate * x + decay * w                   update
+       u += what pulls to the slow weight         lookahead, if due
+       w, residual = round(w + residual - u)      commit
+       store w and residual                       commit_pair, encode_weight
+       copy, count, zero the gradient             encode_copy, tally */
 
 /* Optional operations that the vocabulary of this pass lacks. */
 #ifndef NT_STORES_
@@ -3157,8 +3115,7 @@ FN_ vmask_ K_(unordered)(vf32_ a, vf32_ b) {
 #endif
 
 #ifdef GENERIC_FP16_ /* not inlined: the gain in speed is not worth the compile time */
-/* Both split a magnitude at 2^-14: low, where fp16 is subnormal, has equal steps of 2^-24; high, the part above or 0,
-   keeps its bits, shifted by 13. */
+/* Both split a magnitude at 2^-14: low has steps of 2^-24, as subnormals do; high (or 0) is shifted by 13. */
 static KOPT_NOINLINE_ ISA_TARGET_ vf32_ widen_fp16_(vu32_ a) {
     const vu32_ mag = and_(a, isplat_(0x7FFFu)), low = as_u32_(min_(as_f32_(mag), as_f32_(isplat_(0x0400u))));
     vu32_ u = iadd_(as_u32_(mul_(convert_f32_(low), splat_(5.9604644775390625e-08f))), shl_(isub_(mag, low), 13));
