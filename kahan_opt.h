@@ -6045,8 +6045,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     if (s->zero_grad) memset(j->grad, 0, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
-/* kopt_step_tile_() for fewer elements than a pair, in copies of the arrays that are padded with zeros. Buffers have
-   room for whole pairs. */
+/* kopt_step_tile_() for fewer elements than a pair, in copies padded with zeros. Buffers have room for whole pairs. */
 static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const size_t n = t->job.end;
     kopt_byte_ copies[KOPT_JOB_ARRAYS_][4 * KOPT_LARGEST_PAIR_], (*copy)[4 * KOPT_LARGEST_PAIR_] = copies;
@@ -6880,7 +6879,6 @@ static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, cons
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
     kopt_result result = kopt_check_options_(opt);
     unsigned except = 1u << KOPT_GRADS_;
-    kopt_byte_ *state;
     kopt_layout_ l;
     if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
@@ -6889,10 +6887,9 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     if (result != KOPT_OK || t->n == 0) return result;
     if (weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
     if (kopt_overlaps_tensor_(weights, t->n * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
-    state = (kopt_byte_ *)t->state;
     if (l.total != 0) {
-        kopt_make_header_(state, opt, t->id, t->n, t->first_index);
-        memset(state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
+        kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
+        memset((kopt_byte_ *)t->state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
     }
     if (weights != NULL) kopt_write_slot_(&l, t, KOPT_WEIGHT, weights);
     kopt_refresh_(&l, t, 1);
@@ -7520,8 +7517,7 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
 /* ---- ranges of a list ---- */
 
-/* Elements of a list: `count` tensors from `tensors` on, the first one from its element `begin` on and the last one up
-   to its element `end`. */
+/* Elements of a list: from element `begin` of the first of these tensors up to element `end` of the last one. */
 typedef struct kopt_part_ {
     const kopt_tensor *tensors;
     size_t count, begin, end;
@@ -7558,10 +7554,8 @@ static void kopt_range_of_part_(const kopt_part_ *part, size_t i, int blocks, si
 
 KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count) {
     size_t i, size = 0;
-    for (i = 0; tensors != NULL && i < count; i++) {
+    for (i = 0; tensors != NULL && i < count; size += tensors[i++].n)
         if (tensors[i].n > ~size) return ~(size_t)0;
-        size += tensors[i].n;
-    }
     return size;
 }
 
@@ -7926,7 +7920,7 @@ static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n
     return x == NULL && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
-/* Adds the squares of n values to norm. The caller has called kopt_enter_(). */
+/* kopt_norm_add() within kopt_enter_(). */
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
     const kopt_tool_ t = {KOPT_TOOL_NORM_, format, format, x, NULL, n, norm, 0, NULL, 0, 0};
     kopt_norm_carry_(norm);
@@ -8041,8 +8035,7 @@ KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
     return scale;
 }
 
-/* Sets *bits to the largest number of the format that is not above limit, as its bits. KOPT_ERROR_RANGE if limit is
-   negative or NaN. */
+/* Sets *bits to those of the largest number of the format that is at most limit. Refuses a negative limit and NaN. */
 static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
     const double largest = 3.4028234663852886e38; /* of fp32 */
     kopt_environment_ environment;
@@ -8135,8 +8128,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     return kopt_step_begin(&scaled, step);
 }
 
-/* Refuses optimizers that have all made fewer steps than one that the scaler was used with before: it has changed its
-   scale since the gradients of these were made. */
+/* Refuses optimizers that are all behind one of an earlier call: the scale has changed since their gradients. */
 static kopt_result kopt_check_steps_(const kopt_scaler *scaler, kopt_optimizer *const *opts, size_t count) {
     size_t i;
     for (i = 0; i < count; i++)
@@ -8183,10 +8175,9 @@ KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer 
 static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt_optimizer *opt,
                                                        const kopt_tensor *tensors, size_t count, double max_norm,
                                                        const kopt_closure *closure, int *skipped, kopt_step *step) {
-    kopt_norm norm;
-    /* begins a step that is not run, to make all checks before the closure writes a gradient */
     const int evaluates = closure != NULL && closure->evaluate != NULL;
-    kopt_result result = kopt_scaled_step_(scaler, opt, NULL, max_norm, step);
+    kopt_result result = kopt_scaled_step_(scaler, opt, NULL, max_norm, step); /* checks, before the closure writes */
+    kopt_norm norm;
     if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, &opt, 1);
     if (result == KOPT_OK) result = kopt_check_list_(step, tensors, count);
     if (result != KOPT_OK) return result;
@@ -8246,17 +8237,16 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
 
 KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale) {
     kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
-    size_t residual_bytes;
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    residual_bytes = kopt_bytes_of_residual_(a->format, a->rounding);
     a->step++;
     if (a->count++ == 0 && a->n != 0) { /* the first addition does not read the old sum */
+        const size_t residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
         memset(a->sum, 0, a->n * kopt_bytes_of_(a->format));
-        if (residual_bytes != 0) memset(a->residual, 0, a->n * residual_bytes);
+        if (residual != 0) memset(a->residual, 0, residual);
     }
     kopt_add_to_sum_(a, grad, grad_format, scale, KOPT_RANDOM_ACCUMULATE_);
     return KOPT_OK;
@@ -8290,8 +8280,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
     return c;
 }
 
-/* Bytes of the code of n elements. This is also the offset of the code of element n; with KOPT_Q8 and KOPT_SIGN only if
-   n is a multiple of 256. */
+/* Bytes of the code of n elements, and the offset of element n (KOPT_Q8, KOPT_SIGN: of a multiple of 256). */
 static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
     return code == KOPT_Q8     ? n + 4 * kopt_blocks_(n)
            : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n)
@@ -8367,8 +8356,7 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t l
     return kopt_scale_(kopt_as_u32_(mean));
 }
 
-/* The bit of x in KOPT_SIGN: 1 decodes to -scale, 0 to scale. scale is an fp32 word; if it is 0 or NaN, the bit is 0.
-   The stochastic bit is unbiased (section 12). */
+/* The bit of x in KOPT_SIGN (section 12): 1 decodes to -scale, 0 to scale. 0 if scale, an fp32 word, is 0 or NaN. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (kopt_codes_are_zero_(scale)) return 0;
