@@ -5935,8 +5935,11 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 #ifdef KOPT_VECTOR_CODE_
 static void kopt_add_job_array_(kopt_job_array_ **next, kopt_byte_ **at, size_t bytes, int written) {
-    const kopt_job_array_ array = {at, bytes, written};
-    if (bytes != 0) *(*next)++ = array;
+    kopt_job_array_ *const array = *next;
+    array->at = at;
+    array->bytes = bytes;
+    array->written = written;
+    *next += bytes != 0;
 }
 
 /* The arrays that a job of this kind has in memory. Returns the end of the list. */
@@ -7913,7 +7916,6 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
 
 /* ---- norm and clipping ---- */
 
-/* NULL is valid if n is 0. */
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
@@ -8324,7 +8326,6 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-/* x, or the canonical NaN if x is any NaN. */
 KOPT_INLINE_ float kopt_canonical_nan_(float x) {
     const uint32_t u = kopt_as_u32_(x);
     return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
@@ -8372,7 +8373,6 @@ static KOPT_HOST_DEVICE_ float kopt_residual_of_(float x, float y, kopt_format f
     return kopt_as_f32_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
 }
 
-/* sum + y * scale; no product if scale is 1. A NaN becomes the canonical NaN. */
 KOPT_INLINE_ float kopt_add_scaled_(float sum, float y, float scale) {
     return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
