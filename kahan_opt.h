@@ -2314,6 +2314,849 @@ static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
 
+/* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
+
+/* kopt_enter_() saves the caller's floating-point environment and sets the IEEE default: round to nearest even, gradual
+   underflow, no traps. kopt_leave_() restores it. Exception flags raised in between stay raised where that costs
+   nothing. Both keep loads and stores of the caller between them: compilers analyse functions that they do not inline,
+   too. */
+typedef struct kopt_environment_ {
+    uint32_t control; /* MXCSR, FPCR, FPSCR, ... */
+    uint16_t x87;
+    double power; /* PowerPC's FPSCR */
+} kopt_environment_;
+
+#if (defined(KOPT_GNU_) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
+#if defined(__SSE__) || (defined(__TINYC__) && defined(__x86_64__))
+#define KOPT_USES_MXCSR_() 1
+#elif defined(KOPT_X86_)
+#define KOPT_USES_MXCSR_() (kopt_isa_current() != KOPT_ISA_SCALAR)
+#else
+#define KOPT_USES_MXCSR_() 0
+#endif
+/* __FLT_EVAL_METHOD__ is not 0 with -mfpmath=both, which adds x87's registers to those of SSE. */
+#if defined(__i386__) || !defined(__SSE2_MATH__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0)
+#define KOPT_USES_X87_() 1
+#else
+#define KOPT_USES_X87_() 0
+#endif
+#ifdef __TINYC__ /* its assembler does not know these instructions */
+#define KOPT_STMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x18" : : "a"(&(x)) : "memory")
+#define KOPT_LDMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&(x)) : "memory")
+#else
+#define KOPT_STMXCSR_(x) __asm__ __volatile__("stmxcsr %0" : "=m"(x))
+#define KOPT_LDMXCSR_(x) __asm__ __volatile__("ldmxcsr %0" : : "m"(x))
+#endif
+#endif
+
+static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
+#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
+    e->control = _mm_getcsr();
+    _mm_setcsr(0x1F80u);
+#elif defined(KOPT_USES_X87_)
+    const uint32_t sse = 0x1F80u;
+    const uint16_t x87 = 0x027Fu; /* 53-bit precision: an operation on doubles rounds only once */
+    if (KOPT_USES_MXCSR_()) {
+        KOPT_STMXCSR_(e->control);
+        KOPT_LDMXCSR_(sse);
+    }
+    if (KOPT_USES_X87_()) {
+        __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
+        __asm__ __volatile__("fldcw %0" : : "m"(x87));
+    }
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
+    uint64_t old;
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(old));
+    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)0));
+    e->control = (uint32_t)old;
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
+    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
+/* Both masks keep the condition and exception flags; that of M profile also LTPSIZE, without which low-overhead loops
+   of a Cortex-M55 fault. */
+#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
+#else
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu));
+#endif
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+    __asm__ __volatile__("fsrm %0, zero" : "=r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__s390x__)
+    __asm__ __volatile__("efpc %0" : "=d"(e->control));
+    __asm__ __volatile__("sfpc %0" : : "d"(e->control & 0x07FFFFF8u));
+#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
+    __asm__ __volatile__("cfc1 %0, $31" : "=r"(e->control));
+    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control & 0xFEFFF07Cu));
+#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+    __asm__ __volatile__("mffs %0\n\tmtfsfi 6, 0\n\tmtfsfi 7, 0" : "=d"(e->power));
+#else
+    (void)e;
+#endif
+#ifdef KOPT_GNU_
+    __asm__ __volatile__("" : : : "memory");
+#endif
+}
+
+static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
+#ifdef KOPT_GNU_
+    __asm__ __volatile__("" : : : "memory");
+#endif
+#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
+    _mm_setcsr(e->control);
+#elif defined(KOPT_USES_X87_)
+    if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
+    if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
+#elif defined(KOPT_GNU_) && defined(__aarch64__)
+    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)e->control));
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
+    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+    __asm__ __volatile__("fsrm %0" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__s390x__)
+    __asm__ __volatile__("sfpc %0" : : "d"(e->control));
+#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
+    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
+    __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* only the fields of the traps and of the rounding mode */
+#else
+    (void)e;
+#endif
+}
+
+/* ---- A STEP, BEGUN ----------------------------------------------------------------------------------------------- */
+
+/* ---- constructors ---- */
+
+/* made_ of a struct that a constructor made; others are refused (KOPT_ERROR_UNINITIALIZED). */
+#define KOPT_MADE_ 0x4D414445u
+
+/* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
+   in thousandths, because no flag of a compiler changes an integer. */
+static const struct kopt_rule_row_ {
+    kopt_byte_ moments, optional, decay_mode;
+    uint32_t weight_decay, beta1, beta2, inverse_eps;
+} kopt_rules_[] = {{0, 1, KOPT_L2, 0, 900, 999, 100000000},         /* SGD */
+                   {2, 1, KOPT_L2, 0, 900, 999, 100000000},         /* Adam */
+                   {1, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000},  /* Lion */
+                   {4, 0, KOPT_DECOUPLED, 20, 980, 920, 1000000},   /* Adan */
+                   {2, 0, KOPT_L2, 0, 900, 999, 100000000},         /* RAdam */
+                   {2, 0, KOPT_DECOUPLED, 0, 900, 990, 1000000},    /* Ranger */
+                   {0, 0, KOPT_L2, 0, 900, 999, 100000000},         /* EMA */
+                   {2, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
+typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_ADAM_ATAN2 + 1 ? 1 : -1];
+
+static double kopt_thousandths_(uint32_t n) { return kopt_div64_((double)n, 1000); }
+
+static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr) {
+    const struct kopt_rule_row_ *row = &kopt_rules_[rule];
+    kopt_environment_ environment;
+    kopt_optimizer opt;
+    kopt_enter_(&environment);
+    memset(&opt, 0, sizeof opt);
+    opt.rule = rule;
+    opt.weight_format = opt.moment_format = KOPT_BF16;
+    opt.rounding = KOPT_KAHAN;
+    opt.moment_rounding = opt.compensation_rounding = KOPT_STOCHASTIC;
+    opt.decay_mode = (kopt_decay_mode)row->decay_mode;
+    opt.lr = opt.max_lr = lr;
+    opt.weight_decay = kopt_thousandths_(row->weight_decay);
+    opt.lookahead = 6;
+    opt.lookahead_rate = 0.5;
+    opt.beta1 = kopt_thousandths_(row->beta1);
+    opt.beta2 = kopt_thousandths_(row->beta2);
+    opt.beta3 = kopt_thousandths_(990);
+    opt.eps = kopt_div64_(1, (double)row->inverse_eps);
+    opt.grad_scale = opt.clip = opt.atan2_b = 1;
+    opt.atan2_a = kopt_thousandths_(1270);
+    opt.made_ = KOPT_MADE_;
+    kopt_leave_(&environment);
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_SGD, lr);
+    opt.momentum = momentum;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr); }
+
+KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr);
+    opt.decay_mode = KOPT_DECOUPLED;
+    opt.weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
+    kopt_optimizer opt = kopt_adamw(lr);
+    opt.stable = 1;
+    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
+    opt.eps = KOPT_1E_MINUS_6_;
+    return opt;
+}
+
+KOPT_API_ kopt_optimizer kopt_lion(double lr) { return kopt_make_optimizer_(KOPT_LION, lr); }
+KOPT_API_ kopt_optimizer kopt_adan(double lr) { return kopt_make_optimizer_(KOPT_ADAN, lr); }
+KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOPT_RADAM, lr); }
+KOPT_API_ kopt_optimizer kopt_ranger(double lr) { return kopt_make_optimizer_(KOPT_RANGER, lr); }
+
+#ifdef KAHAN_OPT_VMATH
+KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) { return kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr); }
+
+KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
+    kopt_optimizer opt = kopt_lion(lr);
+    opt.sharpness = sharpness;
+    return opt;
+}
+#endif
+
+KOPT_API_ kopt_optimizer kopt_ema(double decay) {
+    kopt_environment_ environment;
+    double rate = -1; /* refused. 1 - decay would be in range for decays like -1e-300 */
+    kopt_enter_(&environment);
+    if (kopt_from_0_to_(decay, 1)) rate = kopt_sub64_(1, decay);
+    kopt_leave_(&environment);
+    return kopt_make_optimizer_(KOPT_EMA, rate);
+}
+
+KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
+                                     size_t state_size) {
+    kopt_tensor t;
+    memset(&t, 0, sizeof t);
+    t.weight = weight;
+    t.grad = grad;
+    t.grad_format = grad_format;
+    t.n = n;
+    t.state = state;
+    t.state_size = state_size;
+    t.rate_scale = 1;
+    return t;
+}
+
+KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id) {
+    size_t i;
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
+    if (count != 0 && count - 1 > 0xFFFFFFFFu - first_id) return KOPT_ERROR_BOUNDS;
+    for (i = 0; i < count; i++) tensors[i].id = first_id + (uint32_t)i;
+    return KOPT_OK;
+}
+
+/* The tensor's rate_scale; 0 means 1. Compares bits: with DAZ a subnormal float compares equal to 0. */
+static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
+    return kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale;
+}
+
+/* ---- checks of an optimizer ---- */
+
+static int kopt_format_valid_(kopt_format f) { return (unsigned)f <= (unsigned)KOPT_FP16; }
+
+/* The number of moments of the optimizer, 0 to 4. */
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
+    switch ((int)(opt->rule)) {
+    case KOPT_SGD: return kopt_less64_(0, opt->momentum);
+    case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
+    case KOPT_LION: return 1;
+    case KOPT_ADAN: return 4;
+    case KOPT_EMA: return 0;
+    default: return 2;
+    }
+}
+
+/* What the fields of an optimizer must fulfil: the error and, for kopt_option_string(), the words of the first condition
+   that is false. */
+/* clang-format off */
+#define KOPT_CONDITIONS_(opt, MUST_)                                                                                   \
+    MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION,                                                    \
+          "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH")                        \
+    MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16")           \
+    MUST_((unsigned)opt->rounding <= (unsigned)KOPT_EXACT, OPTION, "rounding: it does not exist")                      \
+    MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,                                                   \
+          "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8")                                                  \
+    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION,                       \
+          "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST")                            \
+    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_FULLY_DECOUPLED, OPTION,                                         \
+          "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED")                                               \
+    MUST_(kopt_from_0_to_(opt->lr, opt->rule == KOPT_EMA ? 1 : largest), RANGE,                                        \
+          "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]")                                              \
+    MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED ||                                                                   \
+              (kopt_from_0_to_(opt->max_lr, largest) && !kopt_is_zero_(opt->max_lr)), RANGE,                           \
+          "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0")                                                \
+    MUST_(kopt_from_0_to_(opt->weight_decay, largest), RANGE, "weight_decay: finite, >= 0")                            \
+    MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE,     \
+          "grad_scale or clip: finite")                                                                                \
+    MUST_(opt->rule != KOPT_EMA ||                                                                                     \
+              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize), OPTION,   \
+          "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0")                                       \
+    MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA ||                                                            \
+              (kopt_from_0_below_1_(opt->beta1) && kopt_from_0_below_1_(opt->beta2)), RANGE,                           \
+          "beta1 or beta2: each in [0, 1)")                                                                            \
+    MUST_(opt->rule != KOPT_ADAN || kopt_from_0_below_1_(opt->beta3), RANGE, "beta3: in [0, 1)")                       \
+    MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 ||      \
+              kopt_normal_at_most_(opt->eps, largest), RANGE, "eps: at least 2^-126, finite")                          \
+    MUST_(opt->rule != KOPT_SGD ||                                                                                     \
+              (kopt_from_0_to_(opt->momentum, largest) && kopt_magnitude_at_most_(opt->dampening, largest)), RANGE,    \
+          "momentum or dampening: finite, momentum >= 0")                                                              \
+    MUST_(opt->rule != KOPT_SGD || !opt->nesterov ||                                                                   \
+              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)), OPTION,                                \
+          "nesterov: it needs momentum > 0 and dampening 0")                                                           \
+    MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_from_0_to_(opt->lookahead_rate, 1)), RANGE,         \
+          "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]")                                     \
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 ||                                                                              \
+              (kopt_from_0_to_(opt->atan2_a, largest) && kopt_normal_at_most_(opt->atan2_b, largest)), RANGE,          \
+          "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite")                                       \
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,                                     \
+          "amsgrad or stable: Adam-atan2 needs 0")                                                                     \
+    MUST_(opt->rule != KOPT_LION || KOPT_LAST_RULE_ == KOPT_ADAM_ATAN2 || kopt_is_zero_(opt->sharpness), OPTION,       \
+          "sharpness: smooth Lion needs KAHAN_OPT_VMATH")                                                              \
+    MUST_(opt->rule != KOPT_LION || kopt_from_0_to_(opt->sharpness, largest), RANGE, "sharpness: finite, >= 0")
+/* clang-format on */
+
+/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. */
+static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
+    const double largest = KOPT_3E38_;
+    if (opt == NULL) return KOPT_ERROR_NULL;
+    if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
+#define MUST_(condition, error, words) \
+    if (!(condition)) return KOPT_ERROR_##error;
+    KOPT_CONDITIONS_(opt, MUST_)
+#undef MUST_
+    return KOPT_OK;
+}
+
+KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
+    const double largest = KOPT_3E38_;
+    if (opt == NULL) return "the optimizer is NULL";
+    if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
+#define MUST_(condition, error, words) \
+    if (!(condition)) return words;
+    KOPT_CONDITIONS_(opt, MUST_)
+#undef MUST_
+    return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
+}
+
+/* ---- scalars of a step ---- */
+
+/* RAdam's rectification term, in (0, 1), or 0 while the length of the approximated moving average is at most 5.
+   Computed in binary64, because that length is a small difference of numbers near 2 / (1 - beta). */
+static KOPT_HOST_DEVICE_ float kopt_rectifier_(double beta, uint32_t step) {
+    const double one = 1, two = 2, four = 4;
+    const double longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
+    double power = one, square = beta, length, numerator, denominator;
+    uint32_t bits = step;
+    for (; bits != 0; bits >>= 1) { /* beta^step */
+        if ((bits & 1u) != 0) power = kopt_mul64_(power, square);
+        square = kopt_mul64_(square, square);
+    }
+    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, (double)step), power), kopt_sub64_(one, power));
+    length = kopt_sub64_(longest, length);
+    if (!kopt_less64_(5, length)) return 0;
+    numerator = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
+    denominator = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
+    return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
+}
+
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_step *s) {
+    s->rule = opt->rule;
+    s->weight_format = opt->weight_format;
+    s->moment_format = opt->moment_format;
+    s->rounding = opt->rounding;
+    s->moment_rounding = opt->moment_rounding;
+    s->compensation_rounding = opt->compensation_rounding;
+    s->moment_count = kopt_moments_(opt);
+    s->nesterov = opt->rule == KOPT_SGD && opt->nesterov;
+    s->zero_grad = opt->zero_grad;
+    s->moments_only = opt->moments_only;
+    s->unrectified = s->sync = 0;
+    s->stable = opt->rule == KOPT_ADAM && opt->stable;
+    s->seed = opt->seed;
+    s->slow_scale = 0;
+}
+
+/* 1 - x in binary64, rounded to fp32: for dampening and lookahead_rate. kopt_one_minus_beta_() computes 1 - beta. */
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(1, x)); }
+
+static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
+
+/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float. */
+KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
+    const kopt_rule rule = opt->rule;
+    const kopt_decay_mode decay_mode = opt->decay_mode;
+    const float weight_decay = kopt_to_float_(opt->weight_decay);
+    float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
+    s->step = opt->step + 1;
+    s->grad_scale = kopt_to_float_(opt->grad_scale);
+    s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(opt->clip));
+    if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
+    s->l2 = decay_mode == KOPT_L2 ? weight_decay : 0;
+    s->rate = kopt_to_float_(opt->lr);
+    s->weight_decay = 0;
+    if (decay_mode == KOPT_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
+    if (decay_mode == KOPT_FULLY_DECOUPLED)
+        s->weight_decay = kopt_mul_(kopt_div_(s->rate, kopt_to_float_(opt->max_lr)), weight_decay);
+    s->beta3 = s->gain3 = s->third_scale = 0;
+    s->extrapolation = kopt_to_float_(opt->momentum);
+    s->eps = kopt_to_float_(opt->eps);
+#ifdef KAHAN_OPT_VMATH
+    s->sharpness = rule == KOPT_LION ? kopt_to_float_(opt->sharpness) : 0;
+#else
+    s->sharpness = 0;
+#endif
+    s->root_scale = 1;
+    if (rule == KOPT_SGD || rule == KOPT_EMA) {
+        s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
+        if (rule == KOPT_SGD) {
+            s->beta1 = s->step == 1 ? 0 : s->extrapolation;
+            s->gain1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
+        }
+    } else {
+        kopt_betas_(opt, s, &correction1, &correction2);
+        if (rule == KOPT_ADAN) {
+            /* Adan divides the new weight by this. */
+            const float shrink = decay_mode == KOPT_L2 ? 1 : kopt_add_(1, s->weight_decay);
+            s->extrapolation = s->beta2;
+            s->third_scale = kopt_div_(kopt_mul_(s->beta2, correction1), correction2);
+            correction2 = kopt_beta_(opt->beta3, s->step, &s->beta3, &s->gain3);
+            s->rate = kopt_div_(s->rate, shrink);
+            s->weight_decay = kopt_div_(s->weight_decay, shrink);
+        }
+        if (rule != KOPT_LION) {
+#ifdef KAHAN_OPT_VMATH
+            /* The bias correction of m divides the rate if it is outside of atan2. Otherwise it multiplies the other
+               argument of atan2. */
+            if (rule == KOPT_ADAM_ATAN2) {
+                const float a = kopt_to_float_(opt->atan2_a), b = kopt_to_float_(opt->atan2_b);
+                s->rate = kopt_mul_(s->rate, a);
+                if (opt->atan2_outside) s->rate = kopt_div_(s->rate, correction1);
+                s->root_scale = kopt_div_(opt->atan2_outside ? b : kopt_mul_(b, correction1), kopt_sqrt_(correction2));
+                s->eps = kopt_as_f32_(0x00800000u); /* 2^-126 */
+            } else
+#endif
+            {
+                s->rate = kopt_div_(s->rate, correction1);
+                s->root_scale = kopt_div_(1, kopt_sqrt_(correction2));
+            }
+            if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
+                const float rectifier = kopt_rectifier_(opt->beta2, s->step);
+                s->unrectified = kopt_as_u32_(rectifier) == 0;
+                if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
+                if (!s->unrectified && rule == KOPT_RADAM) { /* RAdam adds eps to the root before the bias correction */
+                    s->rate = kopt_div_(s->rate, s->root_scale);
+                    s->root_scale = 1;
+                }
+            }
+            /* The rounding of the stored roots adds noise, which raises the mean of 1 / root (section 6b). */
+            if (opt->moment_format == KOPT_Q8 && s->step > 1) s->root_scale = kopt_mul_(s->root_scale, 1.003f);
+        }
+        if (rule == KOPT_RANGER) {
+            s->sync = s->step % (uint32_t)opt->lookahead == 0;
+            s->slow_scale = kopt_one_minus_(opt->lookahead_rate);
+        }
+    }
+#ifdef KAHAN_OPT_VMATH
+    if (!kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
+#endif
+    return kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay);
+}
+
+KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
+    kopt_result result = kopt_check_options_(opt);
+    kopt_environment_ environment;
+    kopt_step s; /* *step stays unchanged if the call fails */
+    int finite;
+    if (result != KOPT_OK) return result;
+    if (step == NULL) return KOPT_ERROR_NULL;
+    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    kopt_copy_options_(opt, &s);
+    kopt_enter_(&environment);
+    finite = kopt_compute_scalars_(opt, &s);
+    kopt_leave_(&environment);
+    if (!finite) return KOPT_ERROR_RANGE;
+    *step = s;
+    opt->step = s.step;
+    return KOPT_OK;
+}
+
+/* ---- A STEP ON TENSORS ------------------------------------------------------------------------------------------- */
+
+/* ---- layout of a state block ---- */
+
+/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is the size of
+   the block, 0 if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
+typedef struct kopt_layout_ {
+    kopt_rule rule;
+    kopt_format weight_format, moment_format;
+    kopt_rounding rounding;
+    int moment_count;
+    size_t n, weight_bytes, residual_bytes, moment_bytes; /* bytes of an element */
+    size_t residual, moment[4], scale, slow, slow_residual, total;
+} kopt_layout_;
+
+#define KOPT_BLOCK_ ((size_t)256) /* elements that share a scale */
+
+/* The number of blocks of 256 elements; the last one may be shorter. */
+static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
+KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }    /* in a checkpoint  */
+KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
+
+/* The caller has checked n: see kopt_n_valid_(). */
+static KOPT_FORCE_INLINE_ void kopt_make_layout_(kopt_layout_ *l, kopt_rule rule, kopt_format weight,
+                                                 kopt_format moment, kopt_rounding rounding, int moment_count,
+                                                 size_t n) {
+    const size_t residual_bytes = kopt_bytes_of_residual_(weight, rounding), residual = kopt_round_up16_(n * residual_bytes);
+    const size_t slow = rule == KOPT_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
+    size_t bytes;
+    l->rule = rule;
+    l->weight_format = weight;
+    l->moment_format = moment;
+    l->rounding = weight == KOPT_F32 ? KOPT_NEAREST : rounding;
+    l->moment_count = moment_count;
+    l->n = n;
+    l->weight_bytes = kopt_bytes_of_(weight);
+    l->residual_bytes = residual_bytes;
+    l->moment_bytes = kopt_bytes_of_(moment);
+    l->scale = kopt_round_up16_(n * l->moment_bytes);
+    bytes = l->scale + (moment == KOPT_Q8 ? kopt_round_up16_(4 * kopt_blocks_(n)) : 0);
+    l->residual = KOPT_HEADER_;
+    l->moment[0] = l->residual + residual;
+    l->moment[1] = l->moment[0] + (moment_count > 0 ? bytes : 0);
+    l->moment[2] = l->moment[1] + (moment_count > 1 ? bytes : 0);
+    l->moment[3] = l->moment[2] + (moment_count > 2 ? bytes : 0);
+    l->slow = l->moment[3] + (moment_count > 3 ? bytes : 0);
+    l->slow_residual = l->slow + slow;
+    l->total = l->slow_residual + (slow != 0 ? residual : 0);
+    if (l->total == KOPT_HEADER_) l->total = 0;
+}
+
+static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
+    kopt_layout_ l;
+    kopt_make_layout_(&l, opt->rule, opt->weight_format, opt->moment_format, opt->rounding, kopt_moments_(opt), n);
+    return l;
+}
+
+static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_step *s, size_t n) {
+    kopt_make_layout_(l, s->rule, s->weight_format, s->moment_format, s->rounding, s->moment_count, n);
+}
+
+/* The limit keeps all sizes in bytes below SIZE_MAX: a state block has fewer than 32 bytes per element. */
+static int kopt_n_valid_(size_t n) { return n <= (~(size_t)0 - 256) / 32; }
+
+KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
+    if (kopt_check_options_(opt) != KOPT_OK || !kopt_n_valid_(n)) return 0;
+    return kopt_layout_for_(opt, n).total;
+}
+
+/* The header of a tensor in a checkpoint. Numbers are little-endian; a field that does not apply is 0.
+     0 "KOPT"     4 version 2    5 rule       6 weight format
+     7 rounding + 16 * moment_rounding + 32 * compensation_rounding           8 moment format
+     9 number of moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
+    10 saved      11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)   44 0 (4)
+    48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
+   The header of a state block in memory has only what may not change between two steps, so that equal runs have equal
+   bytes: the rounding in byte 7, the number of moments in byte 9, and 0 in bytes 10 and 32 to 63.
+
+   The arrays follow: residual[n], then each moment[n] (an 8-bit moment: its codes, then its scales), then for Ranger
+   the slow weights[n] and their residual[n]. Zeros pad each array to a multiple of 16 bytes; in a checkpoint, to a
+   multiple of 4. The arrays have the machine's byte order; in a checkpoint they are little-endian. */
+
+/* Stores the low `bytes` bytes of value in little-endian order. */
+static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
+    for (; bytes > 0; bytes--, value >>= 8) *p++ = (kopt_byte_)(value & 0xFFu);
+}
+
+/* Load little-endian numbers from any address. */
+#ifdef KOPT_VECTORS16_ /* the machine is little-endian */
+KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
+    uint64_t x;
+    memcpy(&x, p, 8);
+    return x;
+}
+#else
+static uint32_t kopt_load_le32_(const kopt_byte_ *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
+    return kopt_load_le32_(p) | (uint64_t)(kopt_load_le32_(p + 4)) << 32;
+}
+#endif
+
+/* Store and load a hyper-parameter as fp32. */
+static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_to_float_(x)), 4); }
+static double kopt_load_number_(const kopt_byte_ *p) {
+    return kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_load_le32_(p))));
+}
+
+/* Computes bytes 7 and 9 of the header. */
+static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt) {
+    const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_ADAM;
+    uint32_t byte7 = 0, byte9 = (uint32_t)moment_count;
+    if (opt->weight_format != KOPT_F32) byte7 = (uint32_t)opt->rounding;
+    if (moment_count > 0 && opt->moment_format != KOPT_F32) byte7 |= (uint32_t)opt->moment_rounding << 4;
+    if ((byte7 & 15u) == KOPT_KAHAN || (byte7 & 15u) == KOPT_COMPACT)
+        byte7 |= (uint32_t)opt->compensation_rounding << 5;
+    if (opt->rule == KOPT_SGD && opt->nesterov) byte9 |= 8u;
+    if (opt->rule != KOPT_EMA) byte9 |= (uint32_t)opt->decay_mode << 4;
+    if (adam && opt->stable) byte9 |= 64u;
+    if (opt->rule == KOPT_ADAM_ATAN2 && opt->atan2_outside) byte9 |= 128u;
+    *rounding = (kopt_byte_)byte7;
+    *moments = (kopt_byte_)byte9;
+}
+
+/* Byte 8 of the header, the moment format. KOPT_Q8 is written as 4. */
+static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
+    return (kopt_byte_)(format == KOPT_Q8 ? 4 : (int)format);
+}
+
+/* Writes the 64 bytes at h: the header of a state block of this optimizer, for a tensor with this id, n and
+   first_index. */
+static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
+                              uint64_t first_index) {
+    memset(h, 0, KOPT_HEADER_);
+    kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
+    h[4] = KOPT_BLOCK_VERSION_;
+    h[5] = (kopt_byte_)opt->rule;
+    h[6] = (kopt_byte_)opt->weight_format;
+    h[7] = (kopt_byte_)(opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding);
+    h[8] = kopt_format_byte_(opt->moment_format);
+    h[9] = (kopt_byte_)kopt_moments_(opt);
+    kopt_store_le_(h + 12, id, 4);
+    kopt_store_le_(h + 16, n, 8);
+    kopt_store_le_(h + 24, first_index, 8);
+}
+
+/* The same in a checkpoint: with bytes 7, 9, 10 and 32 to 63. */
+static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
+                                     uint64_t first_index) {
+    const int sgd = opt->rule == KOPT_SGD;
+    kopt_environment_ environment;
+    kopt_make_header_(h, opt, id, n, first_index);
+    kopt_make_variant_(h + 7, h + 9, opt);
+    h[10] = 1;
+    kopt_store_le_(h + 32, opt->seed, 8);
+    kopt_store_le_(h + 40, opt->step, 4);
+    kopt_enter_(&environment);
+    kopt_store_number_(h + 48, opt->lr);
+    kopt_store_number_(h + 52, opt->weight_decay);
+    kopt_store_number_(h + 56, sgd ? opt->momentum : opt->beta1);
+    kopt_store_number_(h + 60, sgd ? opt->dampening : opt->beta2);
+    kopt_leave_(&environment);
+}
+
+/* Does h look like a header? */
+static int kopt_header_valid_(const kopt_byte_ *h) {
+    return kopt_load_le32_(h) == 0x54504F4Bu && h[4] == KOPT_BLOCK_VERSION_ && h[10] <= 1 && h[11] == 0;
+}
+
+/* Does a block belong to the optimizer and the tensor? Asked before kopt_check_memory_(): if the formats are others, so is
+   the size, but KOPT_ERROR_MISMATCH explains it better. */
+static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
+    const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
+    if (l->total == 0) return KOPT_OK;
+    if (h == NULL) return KOPT_ERROR_NULL;
+    if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
+    if (!kopt_header_valid_(h) || h[10] != 0) return KOPT_ERROR_STATE;
+    if (h[5] != (kopt_byte_)l->rule || h[6] != (kopt_byte_)l->weight_format || h[7] != (kopt_byte_)l->rounding ||
+        h[8] != kopt_format_byte_(l->moment_format) || h[9] != (kopt_byte_)l->moment_count ||
+        kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n ||
+        kopt_load_le64_(h + 24) != t->first_index)
+        return KOPT_ERROR_MISMATCH;
+    return KOPT_OK;
+}
+
+/* ---- checks of memory ---- */
+
+/* Do two arrays overlap? Sizes in bytes. A NULL pointer or an empty array overlaps nothing. */
+static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    if (a == NULL || b == NULL || a_size == 0 || b_size == 0) return 0;
+    return x < y ? y - x < a_size : x - y < b_size;
+}
+
+/* A memory range of a tensor, neither NULL nor empty. */
+typedef enum kopt_memory_kind_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_kind_;
+enum { KOPT_MEMORY_RANGES_ = 5 };
+typedef struct kopt_memory_range_ {
+    const void *at;
+    size_t size;
+    kopt_memory_kind_ what;
+} kopt_memory_range_;
+
+static KOPT_FORCE_INLINE_ kopt_memory_range_ *kopt_add_memory_range_(kopt_memory_range_ *to, const void *at,
+                                                                     size_t size, kopt_memory_kind_ what) {
+    if (at == NULL || size == 0) return to;
+    to->at = at;
+    to->size = size;
+    to->what = what;
+    return to + 1;
+}
+
+/* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
+static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, const kopt_layout_ *l) {
+    if (t->n != 0) {
+        to = kopt_add_memory_range_(to, t->weight, t->n * l->weight_bytes, KOPT_WEIGHTS_);
+        to = kopt_add_memory_range_(to, t->state, l->total, KOPT_STATE_);
+        to = kopt_add_memory_range_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
+        to = kopt_add_memory_range_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
+    }
+    return kopt_add_memory_range_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
+}
+
+static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, const kopt_memory_range_ *b) {
+    const uintptr_t x = (uintptr_t)a->at, y = (uintptr_t)b->at;
+    return x < y ? y - x < a->size : x - y < b->size;
+}
+
+/* Checks that no required pointer is NULL, that the state block is large enough, and that no two memory ranges
+   overlap. Without needs_grad the gradient may be NULL and may overlap the others. */
+static kopt_result kopt_check_memory_(const kopt_tensor *t, const kopt_layout_ *l, int needs_grad) {
+    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
+    if (t->n == 0) return KOPT_OK;
+    if (t->weight == NULL || (needs_grad && t->grad == NULL)) return KOPT_ERROR_NULL;
+    if (l->total != 0 && t->state == NULL) return KOPT_ERROR_NULL;
+    if (t->state_size < l->total) return KOPT_ERROR_SIZE;
+    end = kopt_memory_ranges_(span, t, l);
+    for (a = span; a != end; a++)
+        for (b = span; b != a; b++)
+            if (kopt_ranges_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
+                return KOPT_ERROR_OVERLAP;
+    return KOPT_OK;
+}
+
+/* Checks the fields of a tensor with weights of this format, but not its pointers. */
+static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_format) {
+    if (t == NULL) return KOPT_ERROR_NULL;
+    if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
+    if (t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
+    if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
+    if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
+        return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
+    return KOPT_OK;
+}
+
+/* Checks that opt, t and its state block belong together, and computes the layout. */
+static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t) {
+    kopt_result result = kopt_check_options_(opt);
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
+    if (result != KOPT_OK) return result;
+    *layout = kopt_layout_for_(opt, t->n);
+    result = kopt_check_block_(t, layout);
+    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 0);
+}
+
+/* ---- checks of a step ---- */
+
+/* Could kopt_step_begin() have made this step? Finds most uninitialized memory. The kernels do not check it again. */
+static kopt_result kopt_check_began_(const kopt_step *s) {
+    if (s == NULL) return KOPT_ERROR_NULL;
+    return s->step != 0 && (unsigned)s->rule <= (unsigned)KOPT_LAST_RULE_ &&
+                   (unsigned)s->moment_count - kopt_rules_[s->rule].moments <= kopt_rules_[s->rule].optional &&
+                   kopt_format_valid_(s->weight_format) && (unsigned)s->moment_format <= (unsigned)KOPT_Q8 &&
+                   (unsigned)s->rounding <= (unsigned)KOPT_EXACT &&
+                   ((unsigned)s->moment_rounding | (unsigned)s->compensation_rounding) <= 1u &&
+                   (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
+                   (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER)
+               ? KOPT_OK
+               : KOPT_ERROR_STEP;
+}
+
+/* Checks a step with one tensor, and computes the layout of the state block. */
+KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
+    kopt_result result = kopt_check_began_(s);
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
+    if (result != KOPT_OK) return result;
+    kopt_layout_of_step_(layout, s, t->n);
+    result = kopt_check_block_(t, layout);
+    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
+}
+
+/* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
+KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_step *s, const kopt_tensor *t) {
+    return s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
+}
+
+/* May b come after a in a list? Ids increase. Shards of one tensor have the same id, and each begins where the one
+   before it ends, or later. */
+static int kopt_may_follow_(const kopt_tensor *a, const kopt_tensor *b) {
+    return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
+}
+
+/* The last tensor of a list that has elements, and its memory: what the next one is compared with. */
+typedef struct kopt_neighbours_ {
+    const kopt_tensor *previous;
+    kopt_memory_range_ span[2][KOPT_MEMORY_RANGES_], *previous_end;
+    int current;
+} kopt_neighbours_;
+
+/* Compares a tensor with the one before it in its list, in O(1): finds neighbours that overlap (the caller passed n in
+   bytes, or forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using one
+   state block, because a block belongs to an id. Tensors may share counts, and gradients that the step only reads. */
+static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t, const kopt_layout_ *l,
+                                          int zero_grad) {
+    kopt_memory_range_ *x, *y, *end;
+    if (t->n == 0) return KOPT_OK;
+    x = list->span[list->current];
+    list->current = !list->current;
+    end = kopt_memory_ranges_(list->span[list->current], t, l);
+    for (; list->previous != NULL && x != list->previous_end; x++)
+        for (y = list->span[list->current]; y != end; y++)
+            if (kopt_ranges_overlap_(x, y) &&
+                (x->what != y->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || zero_grad))))
+                return KOPT_ERROR_OVERLAP;
+    if (list->previous != NULL && !kopt_may_follow_(list->previous, t)) return KOPT_ERROR_ID;
+    list->previous = t;
+    list->previous_end = end;
+    return KOPT_OK;
+}
+
+/* Checks all tensors of a list. */
+static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
+    kopt_neighbours_ list;
+    kopt_layout_ layout;
+    size_t i;
+    list.previous = NULL;
+    list.previous_end = NULL;
+    list.current = 0;
+    for (i = 0; i < count; i++) {
+        kopt_result result = kopt_check_step_(&layout, s, &tensors[i]);
+        if (result == KOPT_OK) result = kopt_check_neighbours_(&list, &tensors[i], &layout, s->zero_grad);
+        if (result != KOPT_OK) return result;
+    }
+    return KOPT_OK;
+}
+
+/* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
+KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const kopt_step *s, const kopt_tensor *t,
+                                   size_t begin, size_t end) {
+    kopt_byte_ *const state = (kopt_byte_ *)t->state;
+    const int has_block = l->total != 0;
+    job->step = s;
+    job->weight = (kopt_byte_ *)t->weight;
+    job->grad = (kopt_byte_ *)t->grad;
+    job->residual = has_block ? state + l->residual : NULL;
+    job->moment[0] = has_block ? state + l->moment[0] : NULL; /* no loop: compilers do not unroll it here */
+    job->moment[1] = has_block ? state + l->moment[1] : NULL;
+    job->moment[2] = has_block ? state + l->moment[2] : NULL;
+    job->moment[3] = has_block ? state + l->moment[3] : NULL;
+    job->slow = has_block ? state + l->slow : NULL;
+    job->slow_residual = has_block ? state + l->slow_residual : NULL;
+    job->counts = t->counts;
+    job->rate = s->rate;
+    job->weight_decay = s->weight_decay;
+    job->copy = (kopt_byte_ *)t->copy;
+    job->grad_format = t->grad_format;
+    job->copy_format = t->copy_format;
+    job->moment_format = s->moment_format;
+    job->begin = begin;
+    job->end = end;
+    job->first = t->first_index;
+    job->id = t->id;
+    job->stream = KOPT_RANDOM_STEP_;
+    job->scale = l->scale;
+    job->buffered = 0;
+}
+
 /* ---- ONE PASS PER INSTRUCTION SET -------------------------------------------------------------------------------- */
 
 /* The file includes itself once per instruction set, for a vocabulary and the kernels. */
@@ -5820,114 +6663,6 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
     return (unsigned)isa < (unsigned)KOPT_ISA_COUNT ? names[isa] : "unknown";
 }
 
-/* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
-
-/* kopt_enter_() saves the caller's floating-point environment and sets the IEEE default: round to nearest even, gradual
-   underflow, no traps. kopt_leave_() restores it. Exception flags raised in between stay raised where that costs
-   nothing. Both keep loads and stores of the caller between them: compilers analyse functions that they do not inline,
-   too. */
-typedef struct kopt_environment_ {
-    uint32_t control; /* MXCSR, FPCR, FPSCR, ... */
-    uint16_t x87;
-    double power; /* PowerPC's FPSCR */
-} kopt_environment_;
-
-#if (defined(KOPT_GNU_) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
-#if defined(__SSE__) || (defined(__TINYC__) && defined(__x86_64__))
-#define KOPT_USES_MXCSR_() 1
-#elif defined(KOPT_X86_)
-#define KOPT_USES_MXCSR_() (kopt_isa_current() != KOPT_ISA_SCALAR)
-#else
-#define KOPT_USES_MXCSR_() 0
-#endif
-/* __FLT_EVAL_METHOD__ is not 0 with -mfpmath=both, which adds x87's registers to those of SSE. */
-#if defined(__i386__) || !defined(__SSE2_MATH__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0)
-#define KOPT_USES_X87_() 1
-#else
-#define KOPT_USES_X87_() 0
-#endif
-#ifdef __TINYC__ /* its assembler does not know these instructions */
-#define KOPT_STMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x18" : : "a"(&(x)) : "memory")
-#define KOPT_LDMXCSR_(x) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&(x)) : "memory")
-#else
-#define KOPT_STMXCSR_(x) __asm__ __volatile__("stmxcsr %0" : "=m"(x))
-#define KOPT_LDMXCSR_(x) __asm__ __volatile__("ldmxcsr %0" : : "m"(x))
-#endif
-#endif
-
-static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
-#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
-    e->control = _mm_getcsr();
-    _mm_setcsr(0x1F80u);
-#elif defined(KOPT_USES_X87_)
-    const uint32_t sse = 0x1F80u;
-    const uint16_t x87 = 0x027Fu; /* 53-bit precision: an operation on doubles rounds only once */
-    if (KOPT_USES_MXCSR_()) {
-        KOPT_STMXCSR_(e->control);
-        KOPT_LDMXCSR_(sse);
-    }
-    if (KOPT_USES_X87_()) {
-        __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
-        __asm__ __volatile__("fldcw %0" : : "m"(x87));
-    }
-#elif defined(KOPT_GNU_) && defined(__aarch64__)
-    uint64_t old;
-    __asm__ __volatile__("mrs %0, fpcr" : "=r"(old));
-    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)0));
-    e->control = (uint32_t)old;
-#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-/* Both masks keep the condition and exception flags; that of M profile also LTPSIZE, without which low-overhead loops
-   of a Cortex-M55 fault. */
-#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
-#else
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu));
-#endif
-#elif defined(KOPT_GNU_) && defined(__riscv_flen)
-    __asm__ __volatile__("fsrm %0, zero" : "=r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__s390x__)
-    __asm__ __volatile__("efpc %0" : "=d"(e->control));
-    __asm__ __volatile__("sfpc %0" : : "d"(e->control & 0x07FFFFF8u));
-#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
-    __asm__ __volatile__("cfc1 %0, $31" : "=r"(e->control));
-    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control & 0xFEFFF07Cu));
-#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
-    __asm__ __volatile__("mffs %0\n\tmtfsfi 6, 0\n\tmtfsfi 7, 0" : "=d"(e->power));
-#else
-    (void)e;
-#endif
-#ifdef KOPT_GNU_
-    __asm__ __volatile__("" : : : "memory");
-#endif
-}
-
-static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
-#ifdef KOPT_GNU_
-    __asm__ __volatile__("" : : : "memory");
-#endif
-#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
-    _mm_setcsr(e->control);
-#elif defined(KOPT_USES_X87_)
-    if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
-    if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
-#elif defined(KOPT_GNU_) && defined(__aarch64__)
-    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)e->control));
-#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__riscv_flen)
-    __asm__ __volatile__("fsrm %0" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__s390x__)
-    __asm__ __volatile__("sfpc %0" : : "d"(e->control));
-#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
-    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
-    __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* only the fields of the traps and of the rounding mode */
-#else
-    (void)e;
-#endif
-}
-
 /* ---- TILES ------------------------------------------------------------------------------------------------------- */
 
 /* The loop over tiles takes every kind of step. It runs one stage of an instruction set (kopt_stages_) for the whole
@@ -6160,7 +6895,6 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 
 /* The 8-bit codes of section 6b. Each function takes one block, or a part of it. */
 
-#define KOPT_BLOCK_ ((size_t)256) /* elements that share a scale */
 /* Elements of arrays on the stack that need not hold a whole block, and of the ratios of StableAdamW. */
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_BLOCK_PART_ KOPT_BLOCK_
@@ -6288,481 +7022,6 @@ KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const
     if (result == KOPT_OK) result = kopt_check_accumulator_(&sum, delta, 4 * n);
     if (result == KOPT_OK) kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
     return result;
-}
-
-/* ---- constructors ---- */
-
-/* made_ of a struct that a constructor made; others are refused (KOPT_ERROR_UNINITIALIZED). */
-#define KOPT_MADE_ 0x4D414445u
-
-/* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
-   in thousandths, because no flag of a compiler changes an integer. */
-static const struct kopt_rule_row_ {
-    kopt_byte_ moments, optional, decay_mode;
-    uint32_t weight_decay, beta1, beta2, inverse_eps;
-} kopt_rules_[] = {{0, 1, KOPT_L2, 0, 900, 999, 100000000},         /* SGD */
-                   {2, 1, KOPT_L2, 0, 900, 999, 100000000},         /* Adam */
-                   {1, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000},  /* Lion */
-                   {4, 0, KOPT_DECOUPLED, 20, 980, 920, 1000000},   /* Adan */
-                   {2, 0, KOPT_L2, 0, 900, 999, 100000000},         /* RAdam */
-                   {2, 0, KOPT_DECOUPLED, 0, 900, 990, 1000000},    /* Ranger */
-                   {0, 0, KOPT_L2, 0, 900, 999, 100000000},         /* EMA */
-                   {2, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
-typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_ADAM_ATAN2 + 1 ? 1 : -1];
-
-static double kopt_thousandths_(uint32_t n) { return kopt_div64_((double)n, 1000); }
-
-static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr) {
-    const struct kopt_rule_row_ *row = &kopt_rules_[rule];
-    kopt_environment_ environment;
-    kopt_optimizer opt;
-    kopt_enter_(&environment);
-    memset(&opt, 0, sizeof opt);
-    opt.rule = rule;
-    opt.weight_format = opt.moment_format = KOPT_BF16;
-    opt.rounding = KOPT_KAHAN;
-    opt.moment_rounding = opt.compensation_rounding = KOPT_STOCHASTIC;
-    opt.decay_mode = (kopt_decay_mode)row->decay_mode;
-    opt.lr = opt.max_lr = lr;
-    opt.weight_decay = kopt_thousandths_(row->weight_decay);
-    opt.lookahead = 6;
-    opt.lookahead_rate = 0.5;
-    opt.beta1 = kopt_thousandths_(row->beta1);
-    opt.beta2 = kopt_thousandths_(row->beta2);
-    opt.beta3 = kopt_thousandths_(990);
-    opt.eps = kopt_div64_(1, (double)row->inverse_eps);
-    opt.grad_scale = opt.clip = opt.atan2_b = 1;
-    opt.atan2_a = kopt_thousandths_(1270);
-    opt.made_ = KOPT_MADE_;
-    kopt_leave_(&environment);
-    return opt;
-}
-
-KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_SGD, lr);
-    opt.momentum = momentum;
-    return opt;
-}
-
-KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr); }
-
-KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr);
-    opt.decay_mode = KOPT_DECOUPLED;
-    opt.weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
-    return opt;
-}
-
-KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
-    kopt_optimizer opt = kopt_adamw(lr);
-    opt.stable = 1;
-    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-    opt.eps = KOPT_1E_MINUS_6_;
-    return opt;
-}
-
-KOPT_API_ kopt_optimizer kopt_lion(double lr) { return kopt_make_optimizer_(KOPT_LION, lr); }
-KOPT_API_ kopt_optimizer kopt_adan(double lr) { return kopt_make_optimizer_(KOPT_ADAN, lr); }
-KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOPT_RADAM, lr); }
-KOPT_API_ kopt_optimizer kopt_ranger(double lr) { return kopt_make_optimizer_(KOPT_RANGER, lr); }
-
-#ifdef KAHAN_OPT_VMATH
-KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) { return kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr); }
-
-KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
-    kopt_optimizer opt = kopt_lion(lr);
-    opt.sharpness = sharpness;
-    return opt;
-}
-#endif
-
-KOPT_API_ kopt_optimizer kopt_ema(double decay) {
-    kopt_environment_ environment;
-    double rate = -1; /* refused. 1 - decay would be in range for decays like -1e-300 */
-    kopt_enter_(&environment);
-    if (kopt_from_0_to_(decay, 1)) rate = kopt_sub64_(1, decay);
-    kopt_leave_(&environment);
-    return kopt_make_optimizer_(KOPT_EMA, rate);
-}
-
-KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
-                                     size_t state_size) {
-    kopt_tensor t;
-    memset(&t, 0, sizeof t);
-    t.weight = weight;
-    t.grad = grad;
-    t.grad_format = grad_format;
-    t.n = n;
-    t.state = state;
-    t.state_size = state_size;
-    t.rate_scale = 1;
-    return t;
-}
-
-KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id) {
-    size_t i;
-    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
-    if (count != 0 && count - 1 > 0xFFFFFFFFu - first_id) return KOPT_ERROR_BOUNDS;
-    for (i = 0; i < count; i++) tensors[i].id = first_id + (uint32_t)i;
-    return KOPT_OK;
-}
-
-/* The tensor's rate_scale; 0 means 1. Compares bits: with DAZ a subnormal float compares equal to 0. */
-static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
-    return kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale;
-}
-
-/* ---- checks of an optimizer ---- */
-
-static int kopt_format_valid_(kopt_format f) { return (unsigned)f <= (unsigned)KOPT_FP16; }
-
-/* The number of moments of the optimizer, 0 to 4. */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
-    switch ((int)(opt->rule)) {
-    case KOPT_SGD: return kopt_less64_(0, opt->momentum);
-    case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
-    case KOPT_LION: return 1;
-    case KOPT_ADAN: return 4;
-    case KOPT_EMA: return 0;
-    default: return 2;
-    }
-}
-
-/* What the fields of an optimizer must fulfil: the error and, for kopt_option_string(), the words of the first condition
-   that is false. */
-/* clang-format off */
-#define KOPT_CONDITIONS_(opt, MUST_)                                                                                   \
-    MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION,                                                    \
-          "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH")                        \
-    MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16")           \
-    MUST_((unsigned)opt->rounding <= (unsigned)KOPT_EXACT, OPTION, "rounding: it does not exist")                      \
-    MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,                                                   \
-          "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8")                                                  \
-    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION,                       \
-          "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST")                            \
-    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_FULLY_DECOUPLED, OPTION,                                         \
-          "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED")                                               \
-    MUST_(kopt_from_0_to_(opt->lr, opt->rule == KOPT_EMA ? 1 : largest), RANGE,                                        \
-          "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]")                                              \
-    MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED ||                                                                   \
-              (kopt_from_0_to_(opt->max_lr, largest) && !kopt_is_zero_(opt->max_lr)), RANGE,                           \
-          "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0")                                                \
-    MUST_(kopt_from_0_to_(opt->weight_decay, largest), RANGE, "weight_decay: finite, >= 0")                            \
-    MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE,     \
-          "grad_scale or clip: finite")                                                                                \
-    MUST_(opt->rule != KOPT_EMA ||                                                                                     \
-              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize), OPTION,   \
-          "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0")                                       \
-    MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA ||                                                            \
-              (kopt_from_0_below_1_(opt->beta1) && kopt_from_0_below_1_(opt->beta2)), RANGE,                           \
-          "beta1 or beta2: each in [0, 1)")                                                                            \
-    MUST_(opt->rule != KOPT_ADAN || kopt_from_0_below_1_(opt->beta3), RANGE, "beta3: in [0, 1)")                       \
-    MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 ||      \
-              kopt_normal_at_most_(opt->eps, largest), RANGE, "eps: at least 2^-126, finite")                          \
-    MUST_(opt->rule != KOPT_SGD ||                                                                                     \
-              (kopt_from_0_to_(opt->momentum, largest) && kopt_magnitude_at_most_(opt->dampening, largest)), RANGE,    \
-          "momentum or dampening: finite, momentum >= 0")                                                              \
-    MUST_(opt->rule != KOPT_SGD || !opt->nesterov ||                                                                   \
-              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)), OPTION,                                \
-          "nesterov: it needs momentum > 0 and dampening 0")                                                           \
-    MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_from_0_to_(opt->lookahead_rate, 1)), RANGE,         \
-          "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]")                                     \
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 ||                                                                              \
-              (kopt_from_0_to_(opt->atan2_a, largest) && kopt_normal_at_most_(opt->atan2_b, largest)), RANGE,          \
-          "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite")                                       \
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,                                     \
-          "amsgrad or stable: Adam-atan2 needs 0")                                                                     \
-    MUST_(opt->rule != KOPT_LION || KOPT_LAST_RULE_ == KOPT_ADAM_ATAN2 || kopt_is_zero_(opt->sharpness), OPTION,       \
-          "sharpness: smooth Lion needs KAHAN_OPT_VMATH")                                                              \
-    MUST_(opt->rule != KOPT_LION || kopt_from_0_to_(opt->sharpness, largest), RANGE, "sharpness: finite, >= 0")
-/* clang-format on */
-
-/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. */
-static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
-    const double largest = KOPT_3E38_;
-    if (opt == NULL) return KOPT_ERROR_NULL;
-    if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
-#define MUST_(condition, error, words) \
-    if (!(condition)) return KOPT_ERROR_##error;
-    KOPT_CONDITIONS_(opt, MUST_)
-#undef MUST_
-    return KOPT_OK;
-}
-
-KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
-    const double largest = KOPT_3E38_;
-    if (opt == NULL) return "the optimizer is NULL";
-    if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
-#define MUST_(condition, error, words) \
-    if (!(condition)) return words;
-    KOPT_CONDITIONS_(opt, MUST_)
-#undef MUST_
-    return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
-}
-
-/* ---- layout of a state block ---- */
-
-/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is the size of
-   the block, 0 if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
-typedef struct kopt_layout_ {
-    kopt_rule rule;
-    kopt_format weight_format, moment_format;
-    kopt_rounding rounding;
-    int moment_count;
-    size_t n, weight_bytes, residual_bytes, moment_bytes; /* bytes of an element */
-    size_t residual, moment[4], scale, slow, slow_residual, total;
-} kopt_layout_;
-
-/* The number of blocks of 256 elements; the last one may be shorter. */
-static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
-KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }    /* in a checkpoint  */
-KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
-
-/* The caller has checked n: see kopt_n_valid_(). */
-static KOPT_FORCE_INLINE_ void kopt_make_layout_(kopt_layout_ *l, kopt_rule rule, kopt_format weight,
-                                                 kopt_format moment, kopt_rounding rounding, int moment_count,
-                                                 size_t n) {
-    const size_t residual_bytes = kopt_bytes_of_residual_(weight, rounding), residual = kopt_round_up16_(n * residual_bytes);
-    const size_t slow = rule == KOPT_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
-    size_t bytes;
-    l->rule = rule;
-    l->weight_format = weight;
-    l->moment_format = moment;
-    l->rounding = weight == KOPT_F32 ? KOPT_NEAREST : rounding;
-    l->moment_count = moment_count;
-    l->n = n;
-    l->weight_bytes = kopt_bytes_of_(weight);
-    l->residual_bytes = residual_bytes;
-    l->moment_bytes = kopt_bytes_of_(moment);
-    l->scale = kopt_round_up16_(n * l->moment_bytes);
-    bytes = l->scale + (moment == KOPT_Q8 ? kopt_round_up16_(4 * kopt_blocks_(n)) : 0);
-    l->residual = KOPT_HEADER_;
-    l->moment[0] = l->residual + residual;
-    l->moment[1] = l->moment[0] + (moment_count > 0 ? bytes : 0);
-    l->moment[2] = l->moment[1] + (moment_count > 1 ? bytes : 0);
-    l->moment[3] = l->moment[2] + (moment_count > 2 ? bytes : 0);
-    l->slow = l->moment[3] + (moment_count > 3 ? bytes : 0);
-    l->slow_residual = l->slow + slow;
-    l->total = l->slow_residual + (slow != 0 ? residual : 0);
-    if (l->total == KOPT_HEADER_) l->total = 0;
-}
-
-static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
-    kopt_layout_ l;
-    kopt_make_layout_(&l, opt->rule, opt->weight_format, opt->moment_format, opt->rounding, kopt_moments_(opt), n);
-    return l;
-}
-
-static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_step *s, size_t n) {
-    kopt_make_layout_(l, s->rule, s->weight_format, s->moment_format, s->rounding, s->moment_count, n);
-}
-
-/* The limit keeps all sizes in bytes below SIZE_MAX: a state block has fewer than 32 bytes per element. */
-static int kopt_n_valid_(size_t n) { return n <= (~(size_t)0 - 256) / 32; }
-
-KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
-    if (kopt_check_options_(opt) != KOPT_OK || !kopt_n_valid_(n)) return 0;
-    return kopt_layout_for_(opt, n).total;
-}
-
-/* The header of a tensor in a checkpoint. Numbers are little-endian; a field that does not apply is 0.
-     0 "KOPT"     4 version 2    5 rule       6 weight format
-     7 rounding + 16 * moment_rounding + 32 * compensation_rounding           8 moment format
-     9 number of moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
-    10 saved      11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)   44 0 (4)
-    48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
-   The header of a state block in memory has only what may not change between two steps, so that equal runs have equal
-   bytes: the rounding in byte 7, the number of moments in byte 9, and 0 in bytes 10 and 32 to 63.
-
-   The arrays follow: residual[n], then each moment[n] (an 8-bit moment: its codes, then its scales), then for Ranger
-   the slow weights[n] and their residual[n]. Zeros pad each array to a multiple of 16 bytes; in a checkpoint, to a
-   multiple of 4. The arrays have the machine's byte order; in a checkpoint they are little-endian. */
-
-/* Stores the low `bytes` bytes of value in little-endian order. */
-static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
-    for (; bytes > 0; bytes--, value >>= 8) *p++ = (kopt_byte_)(value & 0xFFu);
-}
-
-/* Load little-endian numbers from any address. */
-#ifdef KOPT_VECTORS16_ /* the machine is little-endian */
-KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) { return kopt_load32_(p); }
-KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
-    uint64_t x;
-    memcpy(&x, p, 8);
-    return x;
-}
-#else
-static uint32_t kopt_load_le32_(const kopt_byte_ *p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
-    return kopt_load_le32_(p) | (uint64_t)(kopt_load_le32_(p + 4)) << 32;
-}
-#endif
-
-/* Store and load a hyper-parameter as fp32. */
-static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_to_float_(x)), 4); }
-static double kopt_load_number_(const kopt_byte_ *p) {
-    return kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_load_le32_(p))));
-}
-
-/* Computes bytes 7 and 9 of the header. */
-static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt) {
-    const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_ADAM;
-    uint32_t byte7 = 0, byte9 = (uint32_t)moment_count;
-    if (opt->weight_format != KOPT_F32) byte7 = (uint32_t)opt->rounding;
-    if (moment_count > 0 && opt->moment_format != KOPT_F32) byte7 |= (uint32_t)opt->moment_rounding << 4;
-    if ((byte7 & 15u) == KOPT_KAHAN || (byte7 & 15u) == KOPT_COMPACT)
-        byte7 |= (uint32_t)opt->compensation_rounding << 5;
-    if (opt->rule == KOPT_SGD && opt->nesterov) byte9 |= 8u;
-    if (opt->rule != KOPT_EMA) byte9 |= (uint32_t)opt->decay_mode << 4;
-    if (adam && opt->stable) byte9 |= 64u;
-    if (opt->rule == KOPT_ADAM_ATAN2 && opt->atan2_outside) byte9 |= 128u;
-    *rounding = (kopt_byte_)byte7;
-    *moments = (kopt_byte_)byte9;
-}
-
-/* Byte 8 of the header, the moment format. KOPT_Q8 is written as 4. */
-static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
-    return (kopt_byte_)(format == KOPT_Q8 ? 4 : (int)format);
-}
-
-/* Writes the 64 bytes at h: the header of a state block of this optimizer, for a tensor with this id, n and
-   first_index. */
-static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
-                              uint64_t first_index) {
-    memset(h, 0, KOPT_HEADER_);
-    kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
-    h[4] = KOPT_BLOCK_VERSION_;
-    h[5] = (kopt_byte_)opt->rule;
-    h[6] = (kopt_byte_)opt->weight_format;
-    h[7] = (kopt_byte_)(opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding);
-    h[8] = kopt_format_byte_(opt->moment_format);
-    h[9] = (kopt_byte_)kopt_moments_(opt);
-    kopt_store_le_(h + 12, id, 4);
-    kopt_store_le_(h + 16, n, 8);
-    kopt_store_le_(h + 24, first_index, 8);
-}
-
-/* The same in a checkpoint: with bytes 7, 9, 10 and 32 to 63. */
-static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
-                                     uint64_t first_index) {
-    const int sgd = opt->rule == KOPT_SGD;
-    kopt_environment_ environment;
-    kopt_make_header_(h, opt, id, n, first_index);
-    kopt_make_variant_(h + 7, h + 9, opt);
-    h[10] = 1;
-    kopt_store_le_(h + 32, opt->seed, 8);
-    kopt_store_le_(h + 40, opt->step, 4);
-    kopt_enter_(&environment);
-    kopt_store_number_(h + 48, opt->lr);
-    kopt_store_number_(h + 52, opt->weight_decay);
-    kopt_store_number_(h + 56, sgd ? opt->momentum : opt->beta1);
-    kopt_store_number_(h + 60, sgd ? opt->dampening : opt->beta2);
-    kopt_leave_(&environment);
-}
-
-/* Does h look like a header? */
-static int kopt_header_valid_(const kopt_byte_ *h) {
-    return kopt_load_le32_(h) == 0x54504F4Bu && h[4] == KOPT_BLOCK_VERSION_ && h[10] <= 1 && h[11] == 0;
-}
-
-/* Does a block belong to the optimizer and the tensor? Asked before kopt_check_memory_(): if the formats are others, so is
-   the size, but KOPT_ERROR_MISMATCH explains it better. */
-static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
-    const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
-    if (l->total == 0) return KOPT_OK;
-    if (h == NULL) return KOPT_ERROR_NULL;
-    if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    if (!kopt_header_valid_(h) || h[10] != 0) return KOPT_ERROR_STATE;
-    if (h[5] != (kopt_byte_)l->rule || h[6] != (kopt_byte_)l->weight_format || h[7] != (kopt_byte_)l->rounding ||
-        h[8] != kopt_format_byte_(l->moment_format) || h[9] != (kopt_byte_)l->moment_count ||
-        kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n ||
-        kopt_load_le64_(h + 24) != t->first_index)
-        return KOPT_ERROR_MISMATCH;
-    return KOPT_OK;
-}
-
-/* ---- checks of memory ---- */
-
-/* Do two arrays overlap? Sizes in bytes. A NULL pointer or an empty array overlaps nothing. */
-static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_size) {
-    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-    if (a == NULL || b == NULL || a_size == 0 || b_size == 0) return 0;
-    return x < y ? y - x < a_size : x - y < b_size;
-}
-
-/* A memory range of a tensor, neither NULL nor empty. */
-typedef enum kopt_memory_kind_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_kind_;
-enum { KOPT_MEMORY_RANGES_ = 5 };
-typedef struct kopt_memory_range_ {
-    const void *at;
-    size_t size;
-    kopt_memory_kind_ what;
-} kopt_memory_range_;
-
-static KOPT_FORCE_INLINE_ kopt_memory_range_ *kopt_add_memory_range_(kopt_memory_range_ *to, const void *at,
-                                                                     size_t size, kopt_memory_kind_ what) {
-    if (at == NULL || size == 0) return to;
-    to->at = at;
-    to->size = size;
-    to->what = what;
-    return to + 1;
-}
-
-/* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
-static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, const kopt_layout_ *l) {
-    if (t->n != 0) {
-        to = kopt_add_memory_range_(to, t->weight, t->n * l->weight_bytes, KOPT_WEIGHTS_);
-        to = kopt_add_memory_range_(to, t->state, l->total, KOPT_STATE_);
-        to = kopt_add_memory_range_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
-        to = kopt_add_memory_range_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
-    }
-    return kopt_add_memory_range_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
-}
-
-static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, const kopt_memory_range_ *b) {
-    const uintptr_t x = (uintptr_t)a->at, y = (uintptr_t)b->at;
-    return x < y ? y - x < a->size : x - y < b->size;
-}
-
-/* Checks that no required pointer is NULL, that the state block is large enough, and that no two memory ranges
-   overlap. Without needs_grad the gradient may be NULL and may overlap the others. */
-static kopt_result kopt_check_memory_(const kopt_tensor *t, const kopt_layout_ *l, int needs_grad) {
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
-    if (t->n == 0) return KOPT_OK;
-    if (t->weight == NULL || (needs_grad && t->grad == NULL)) return KOPT_ERROR_NULL;
-    if (l->total != 0 && t->state == NULL) return KOPT_ERROR_NULL;
-    if (t->state_size < l->total) return KOPT_ERROR_SIZE;
-    end = kopt_memory_ranges_(span, t, l);
-    for (a = span; a != end; a++)
-        for (b = span; b != a; b++)
-            if (kopt_ranges_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
-                return KOPT_ERROR_OVERLAP;
-    return KOPT_OK;
-}
-
-/* Checks the fields of a tensor with weights of this format, but not its pointers. */
-static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_format) {
-    if (t == NULL) return KOPT_ERROR_NULL;
-    if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
-    if (t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
-    if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
-        return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
-    return KOPT_OK;
-}
-
-/* Checks that opt, t and its state block belong together, and computes the layout. */
-static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_result result = kopt_check_options_(opt);
-    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
-    if (result != KOPT_OK) return result;
-    *layout = kopt_layout_for_(opt, t->n);
-    result = kopt_check_block_(t, layout);
-    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 0);
 }
 
 /* ---- state: init, read and write ---- */
@@ -7108,155 +7367,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     return KOPT_OK;
 }
 
-/* ---- scalars of a step ---- */
-
-/* RAdam's rectification term, in (0, 1), or 0 while the length of the approximated moving average is at most 5.
-   Computed in binary64, because that length is a small difference of numbers near 2 / (1 - beta). */
-static KOPT_HOST_DEVICE_ float kopt_rectifier_(double beta, uint32_t step) {
-    const double one = 1, two = 2, four = 4;
-    const double longest = kopt_sub64_(kopt_div64_(two, kopt_sub64_(one, beta)), one);
-    double power = one, square = beta, length, numerator, denominator;
-    uint32_t bits = step;
-    for (; bits != 0; bits >>= 1) { /* beta^step */
-        if ((bits & 1u) != 0) power = kopt_mul64_(power, square);
-        square = kopt_mul64_(square, square);
-    }
-    length = kopt_div64_(kopt_mul64_(kopt_mul64_(two, (double)step), power), kopt_sub64_(one, power));
-    length = kopt_sub64_(longest, length);
-    if (!kopt_less64_(5, length)) return 0;
-    numerator = kopt_mul64_(kopt_sub64_(length, four), kopt_sub64_(length, two));
-    denominator = kopt_mul64_(kopt_sub64_(longest, four), kopt_sub64_(longest, two));
-    return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
-}
-
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_step *s) {
-    s->rule = opt->rule;
-    s->weight_format = opt->weight_format;
-    s->moment_format = opt->moment_format;
-    s->rounding = opt->rounding;
-    s->moment_rounding = opt->moment_rounding;
-    s->compensation_rounding = opt->compensation_rounding;
-    s->moment_count = kopt_moments_(opt);
-    s->nesterov = opt->rule == KOPT_SGD && opt->nesterov;
-    s->zero_grad = opt->zero_grad;
-    s->moments_only = opt->moments_only;
-    s->unrectified = s->sync = 0;
-    s->stable = opt->rule == KOPT_ADAM && opt->stable;
-    s->seed = opt->seed;
-    s->slow_scale = 0;
-}
-
-/* 1 - x in binary64, rounded to fp32: for dampening and lookahead_rate. kopt_one_minus_beta_() computes 1 - beta. */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(1, x)); }
-
-static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
-
-/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float. */
-KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
-    const kopt_rule rule = opt->rule;
-    const kopt_decay_mode decay_mode = opt->decay_mode;
-    const float weight_decay = kopt_to_float_(opt->weight_decay);
-    float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
-    s->step = opt->step + 1;
-    s->grad_scale = kopt_to_float_(opt->grad_scale);
-    s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(opt->clip));
-    if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
-    s->l2 = decay_mode == KOPT_L2 ? weight_decay : 0;
-    s->rate = kopt_to_float_(opt->lr);
-    s->weight_decay = 0;
-    if (decay_mode == KOPT_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
-    if (decay_mode == KOPT_FULLY_DECOUPLED)
-        s->weight_decay = kopt_mul_(kopt_div_(s->rate, kopt_to_float_(opt->max_lr)), weight_decay);
-    s->beta3 = s->gain3 = s->third_scale = 0;
-    s->extrapolation = kopt_to_float_(opt->momentum);
-    s->eps = kopt_to_float_(opt->eps);
-#ifdef KAHAN_OPT_VMATH
-    s->sharpness = rule == KOPT_LION ? kopt_to_float_(opt->sharpness) : 0;
-#else
-    s->sharpness = 0;
-#endif
-    s->root_scale = 1;
-    if (rule == KOPT_SGD || rule == KOPT_EMA) {
-        s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
-        if (rule == KOPT_SGD) {
-            s->beta1 = s->step == 1 ? 0 : s->extrapolation;
-            s->gain1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
-        }
-    } else {
-        kopt_betas_(opt, s, &correction1, &correction2);
-        if (rule == KOPT_ADAN) {
-            /* Adan divides the new weight by this. */
-            const float shrink = decay_mode == KOPT_L2 ? 1 : kopt_add_(1, s->weight_decay);
-            s->extrapolation = s->beta2;
-            s->third_scale = kopt_div_(kopt_mul_(s->beta2, correction1), correction2);
-            correction2 = kopt_beta_(opt->beta3, s->step, &s->beta3, &s->gain3);
-            s->rate = kopt_div_(s->rate, shrink);
-            s->weight_decay = kopt_div_(s->weight_decay, shrink);
-        }
-        if (rule != KOPT_LION) {
-#ifdef KAHAN_OPT_VMATH
-            /* The bias correction of m divides the rate if it is outside of atan2. Otherwise it multiplies the other
-               argument of atan2. */
-            if (rule == KOPT_ADAM_ATAN2) {
-                const float a = kopt_to_float_(opt->atan2_a), b = kopt_to_float_(opt->atan2_b);
-                s->rate = kopt_mul_(s->rate, a);
-                if (opt->atan2_outside) s->rate = kopt_div_(s->rate, correction1);
-                s->root_scale = kopt_div_(opt->atan2_outside ? b : kopt_mul_(b, correction1), kopt_sqrt_(correction2));
-                s->eps = kopt_as_f32_(0x00800000u); /* 2^-126 */
-            } else
-#endif
-            {
-                s->rate = kopt_div_(s->rate, correction1);
-                s->root_scale = kopt_div_(1, kopt_sqrt_(correction2));
-            }
-            if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
-                const float rectifier = kopt_rectifier_(opt->beta2, s->step);
-                s->unrectified = kopt_as_u32_(rectifier) == 0;
-                if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
-                if (!s->unrectified && rule == KOPT_RADAM) { /* RAdam adds eps to the root before the bias correction */
-                    s->rate = kopt_div_(s->rate, s->root_scale);
-                    s->root_scale = 1;
-                }
-            }
-            /* The rounding of the stored roots adds noise, which raises the mean of 1 / root (section 6b). */
-            if (opt->moment_format == KOPT_Q8 && s->step > 1) s->root_scale = kopt_mul_(s->root_scale, 1.003f);
-        }
-        if (rule == KOPT_RANGER) {
-            s->sync = s->step % (uint32_t)opt->lookahead == 0;
-            s->slow_scale = kopt_one_minus_(opt->lookahead_rate);
-        }
-    }
-#ifdef KAHAN_OPT_VMATH
-    if (!kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
-#endif
-    return kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay);
-}
-
 /* ---- running a step ---- */
-
-/* Could kopt_step_begin() have made this step? Finds most uninitialized memory. The kernels do not check it again. */
-static kopt_result kopt_check_began_(const kopt_step *s) {
-    if (s == NULL) return KOPT_ERROR_NULL;
-    return s->step != 0 && (unsigned)s->rule <= (unsigned)KOPT_LAST_RULE_ &&
-                   (unsigned)s->moment_count - kopt_rules_[s->rule].moments <= kopt_rules_[s->rule].optional &&
-                   kopt_format_valid_(s->weight_format) && (unsigned)s->moment_format <= (unsigned)KOPT_Q8 &&
-                   (unsigned)s->rounding <= (unsigned)KOPT_EXACT &&
-                   ((unsigned)s->moment_rounding | (unsigned)s->compensation_rounding) <= 1u &&
-                   (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
-                   (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER)
-               ? KOPT_OK
-               : KOPT_ERROR_STEP;
-}
-
-/* Checks a step with one tensor, and computes the layout of the state block. */
-KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
-    kopt_result result = kopt_check_began_(s);
-    if (result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
-    if (result != KOPT_OK) return result;
-    kopt_layout_of_step_(layout, s, t->n);
-    result = kopt_check_block_(t, layout);
-    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
-}
 
 /* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
    elements, and encodes the moments again. moment has room for one block of each moment. */
@@ -7301,37 +7412,6 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
     }
 }
 
-/* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
-KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const kopt_step *s, const kopt_tensor *t,
-                                   size_t begin, size_t end) {
-    kopt_byte_ *const state = (kopt_byte_ *)t->state;
-    const int has_block = l->total != 0;
-    job->step = s;
-    job->weight = (kopt_byte_ *)t->weight;
-    job->grad = (kopt_byte_ *)t->grad;
-    job->residual = has_block ? state + l->residual : NULL;
-    job->moment[0] = has_block ? state + l->moment[0] : NULL; /* no loop: compilers do not unroll it here */
-    job->moment[1] = has_block ? state + l->moment[1] : NULL;
-    job->moment[2] = has_block ? state + l->moment[2] : NULL;
-    job->moment[3] = has_block ? state + l->moment[3] : NULL;
-    job->slow = has_block ? state + l->slow : NULL;
-    job->slow_residual = has_block ? state + l->slow_residual : NULL;
-    job->counts = t->counts;
-    job->rate = s->rate;
-    job->weight_decay = s->weight_decay;
-    job->copy = (kopt_byte_ *)t->copy;
-    job->grad_format = t->grad_format;
-    job->copy_format = t->copy_format;
-    job->moment_format = s->moment_format;
-    job->begin = begin;
-    job->end = end;
-    job->first = t->first_index;
-    job->id = t->id;
-    job->stream = KOPT_RANDOM_STEP_;
-    job->scale = l->scale;
-    job->buffered = 0;
-}
-
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
 
 /* StableAdamW: adds the squares of the ratios g / max(sqrt(v) * root_scale, eps) of elements [begin, end) to norm
@@ -7371,11 +7451,6 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
     kopt_leave_(&environment);
 }
 
-/* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
-KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_step *s, const kopt_tensor *t) {
-    return s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
-}
-
 /* Steps elements [begin, end); all of them, if StableAdamW has to measure the tensor. */
 static void kopt_run_(const kopt_layout_ *l, const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
     kopt_environment_ environment;
@@ -7411,56 +7486,6 @@ static void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
     kopt_run_(&l, s, t, 0, t->n);
 }
 
-/* May b come after a in a list? Ids increase. Shards of one tensor have the same id, and each begins where the one
-   before it ends, or later. */
-static int kopt_may_follow_(const kopt_tensor *a, const kopt_tensor *b) {
-    return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
-}
-
-/* The last tensor of a list that has elements, and its memory: what the next one is compared with. */
-typedef struct kopt_neighbours_ {
-    const kopt_tensor *previous;
-    kopt_memory_range_ span[2][KOPT_MEMORY_RANGES_], *previous_end;
-    int current;
-} kopt_neighbours_;
-
-/* Compares a tensor with the one before it in its list, in O(1): finds neighbours that overlap (the caller passed n in
-   bytes, or forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using one
-   state block, because a block belongs to an id. Tensors may share counts, and gradients that the step only reads. */
-static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t, const kopt_layout_ *l,
-                                          int zero_grad) {
-    kopt_memory_range_ *x, *y, *end;
-    if (t->n == 0) return KOPT_OK;
-    x = list->span[list->current];
-    list->current = !list->current;
-    end = kopt_memory_ranges_(list->span[list->current], t, l);
-    for (; list->previous != NULL && x != list->previous_end; x++)
-        for (y = list->span[list->current]; y != end; y++)
-            if (kopt_ranges_overlap_(x, y) &&
-                (x->what != y->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || zero_grad))))
-                return KOPT_ERROR_OVERLAP;
-    if (list->previous != NULL && !kopt_may_follow_(list->previous, t)) return KOPT_ERROR_ID;
-    list->previous = t;
-    list->previous_end = end;
-    return KOPT_OK;
-}
-
-/* Checks all tensors of a list. */
-static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
-    kopt_neighbours_ list;
-    kopt_layout_ layout;
-    size_t i;
-    list.previous = NULL;
-    list.previous_end = NULL;
-    list.current = 0;
-    for (i = 0; i < count; i++) {
-        kopt_result result = kopt_check_step_(&layout, s, &tensors[i]);
-        if (result == KOPT_OK) result = kopt_check_neighbours_(&list, &tensors[i], &layout, s->zero_grad);
-        if (result != KOPT_OK) return result;
-    }
-    return KOPT_OK;
-}
-
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     kopt_result result;
     kopt_step s;
@@ -7476,24 +7501,6 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor
         return result;
     }
     for (i = 0; i < count; i++) kopt_run_tensor_(&s, &tensors[i]);
-    return KOPT_OK;
-}
-
-KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
-    kopt_result result = kopt_check_options_(opt);
-    kopt_environment_ environment;
-    kopt_step s; /* *step stays unchanged if the call fails */
-    int finite;
-    if (result != KOPT_OK) return result;
-    if (step == NULL) return KOPT_ERROR_NULL;
-    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    kopt_copy_options_(opt, &s);
-    kopt_enter_(&environment);
-    finite = kopt_compute_scalars_(opt, &s);
-    kopt_leave_(&environment);
-    if (!finite) return KOPT_ERROR_RANGE;
-    *step = s;
-    opt->step = s.step;
     return KOPT_OK;
 }
 
