@@ -124,9 +124,10 @@ NOT_HERE = re.compile(r"kopt_(copy_options|isa_\w*|swap\w*|"
                       r"K_\((step|convert|convert_array|nt_\w+)\)")
 NO_CHANGE = re.compile(r"PREFETCH_|DIVIDE64_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|KOPT_SINGLE_BIT_|"
                        r"NT_THRESHOLD_|sfence|__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
-CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
-PAIRS = ("add sub", "and or", "min_ K_(max)", "K_(interleave_low) K_(interleave_high)", "K_(min16) K_(max16)", "mul div",
-         "unpacklo unpackhi", "srli slli", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
+CONSTANT = re.compile(r"\bgeneral &&")  # in these builds
+PAIRS = ("add sub", "and or", "min_ K_(max)", "K_(interleave_low) K_(interleave_high)", "K_(min16) K_(max16)",
+         "mul div", "unpacklo unpackhi", "srli slli", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=",
+         "> >=", "== !=", "&& ||", "+ -")
 OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
 RELATION = re.compile(r" (<=|>=|==|!=|<|>|&&|\|\||\+|-)\s")
 CALL = re.compile(r"(?<![\w.>])(?:kopt_|i)?(add|sub|and|or|mul|div)(?=(?:64)?_\()"
