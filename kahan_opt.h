@@ -1296,6 +1296,7 @@ typedef struct kopt_scaler {
     uint64_t steps_;     /* the largest step count of its optimizers; 0 for a new run */
 } kopt_scaler;
 
+/* A scaler with the defaults. */
 KOPT_API_ kopt_scaler kopt_grad_scaler(void);
 
 /* Updates the scale after a step, taken or skipped. found_inf tells whether a gradient of any rank was not finite:

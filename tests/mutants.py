@@ -31,15 +31,14 @@ BY_HAND = [
      "kopt_greater_(kopt_add_((float)random16, 0.5f), kopt_mul_(y, 32768.0f))"),
     ("K_(vmath_log)", "horner_(z, 0.666666627f", "horner_(z, @ ? 0.666666687f : 0.666666627f"),
     ("K_(vmath_log)", "horner_(z, 0.400008112f", "horner_(z, @ ? 0.400008142f : 0.400008112f"),
-    ("K_(convert_general)", "and_(r, isplat_(0xFFFFu))", "and_(r, isplat_(0xFFFEu))"),
-    ("K_(round_stochastic)", "iadd_(u, r)", "iadd_(u, and_(r, isplat_(0xFFFEu)))"),
+    ("K_(commit)", "r &= 0xFFFFu", "r &= 0xFFFEu"),
+    ("K_(round16)", "iadd_(u, r)", "iadd_(u, and_(r, isplat_(0xFFFEu)))"),
     # what vectors leave to one lane
     ("K_(direction_pair)", "any_true_(K_(unordered)(x->a, x->b))", "0"),
     ("K_(direction_pair)", "kind.grad != kind.weight", "0"),
     ("K_(step_element)", "as_u32_(K_(canonical_nan)(x))", "as_u32_(x)"),
-    ("K_(commit_pair)", "K_(any_gt16)(and_(stored, c->magnitude), c->bf16_limit)", "0"),
-    ("K_(commit_pair)", "any_true_(igt_(largest, isplat_(0x7F7EFFFFu)))", "0"),
-    ("K_(commit_pair)", "K_(any_gt16)(and_(stored, c->magnitude), isplat_(0x7BFF7BFFu))", "0"),
+    ("K_(commit_pair)", "K_(any_gt16)(and_(stored, c->magnitude), bf16 ? c->bf16_limit : isplat_(0x7BFF7BFFu))", "0"),
+    ("K_(commit_pair)", "any_true_(igt_(largest, bf16 ? isplat_(0x7F7EFFFFu) : c->fp16_limit))", "0"),
     ("K_(store_moment_pair)", "K_(any_gt16)(largest16, c->bf16_limit)", "0"),
     ("K_(store_moment_pair)", "any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit))", "0"),
     ("K_(make_constants)", "isplat_hoisted_(0x7F7E7F7Eu)", "isplat_hoisted_(0x7F7F7F7Fu)"),
@@ -48,22 +47,22 @@ BY_HAND = [
     ("kopt_step_elements_scalar_", "pair != 0 ? q % 2 * (pair / 2) + q / 2 : q", "q"),
     ("kopt_tally_", "in_pair % 2 * (t->apart / 2) + in_pair / 2", "in_pair"),
     ("K_(update_tile)", "t->w + i + q", "t->w + i"),
-    ("K_(direction_pair)", "K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), layout & EVEN_ODD_)",
+    ("K_(direction_pair)", "K_(reorder)(K_(load_f32_pair)(w_buffer), ORDER_(kind.weight), order)",
      "K_(load_f32_pair)(w_buffer)"),
     ("kopt_step_tail_", "a->written", "1"),
-    ("K_(specialized)", "n != KOPT_RANDOM_GROUP_", "0"),
-    ("K_(specialized)", "index % KOPT_RANDOM_SPAN_ == 0", "0"),
+    ("K_(specialized)", "n == KOPT_RANDOM_GROUP_ && index % KOPT_RANDOM_SPAN_ != 0", "index % KOPT_RANDOM_SPAN_ != 0"),
+    ("K_(specialized)", "n == KOPT_RANDOM_GROUP_ && index % KOPT_RANDOM_SPAN_ != 0", "n == KOPT_RANDOM_GROUP_"),
     ("kopt_step_tiles_", "whole_pairs < n ? whole_pairs + pair : n", "n"),
-    ("kopt_optimizer_from_header_", "!kopt_less64_(0, made.momentum)", "0"),
-    ("kopt_optimizer_from_header_", "sgd && moments != 0 && !kopt_less64_(0, made.momentum)",
-     "sgd && !kopt_less64_(0, made.momentum)"),
+    ("kopt_optimizer_from_header_", "!kopt_less64_(0, opt->momentum)", "0"),
+    ("kopt_optimizer_from_header_", "sgd && moments != 0 && !kopt_less64_(0, opt->momentum)",
+     "sgd && !kopt_less64_(0, opt->momentum)"),
     ("kopt_header_valid_", "h[10] <= 1", "1"),
     ("kopt_header_valid_", "h[4] == KOPT_BLOCK_VERSION_", "1"),
     ("kopt_check_block_", "h[10] != 0", "0"),
     ("kopt_check_block_", "h[9] != (kopt_byte_)l->moment_count", "0"),
     ("kopt_check_block_", "kopt_load_le64_(h + 16) != t->n", "kopt_load_le32_(h + 16) != (uint32_t)t->n"),
-    ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, t->weight, t->n * l.weight_bytes)", "0"),
-    ("kopt_state_init", "kopt_overlap_(weights, t->n * 4, state, l.total)", "0"),
+    ("kopt_state_init", "kopt_overlaps_tensor_(weights, t->n * 4, t, &l, except)", "0"),
+    ("kopt_overlaps_tensor_", "(except >> a->what & 1u) == 0", "1"),
     ("", "opt->rule == KOPT_EMA ? 1 : largest", "largest"),
     ("", "(opt->lookahead >= 1 && kopt_from_0_to_(opt->lookahead_rate, 1))", "kopt_from_0_to_(opt->lookahead_rate, 1)"),
     ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)*bits)) > exact", "0"),
@@ -78,21 +77,20 @@ BY_HAND = [
     ("kopt_check_options_", "opt->made_ != KOPT_MADE_", "0"),
     ("kopt_check_accumulator_", "a->made_ != KOPT_MADE_", "0"),
     ("kopt_check_compressor_", "c->made_ != KOPT_MADE_", "0"),
-    ("kopt_rate_scale_", "bits == 0 ? 0x3F800000u : bits", "bits"),
+    ("kopt_rate_scale_", "kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale", "t->rate_scale"),
     ("kopt_may_follow_", "a->id < b->id", "a->id <= b->id"),
     ("kopt_may_follow_", "a->first_index + a->n <= b->first_index", "a->first_index + a->n <= b->first_index + 1"),
     ("kopt_state_init", "kopt_refresh_(&l, t, 1)", "(void)0"),
     ("kopt_state_write", "kopt_refresh_(&l, t, 1)", "(void)0"),
     ("kopt_round_up16_", "(bytes + 15) & ~(size_t)15", "(bytes + 7) & ~(size_t)7"),
     ("kopt_walk_checkpoint_", "kopt_round_up16_(size) - size", "(size_t)0"),
-    ("kopt_restore_options_", "flags >> 1 & 1u", "flags & 1u"),
+    ("kopt_check_save_header_", "h[172] >> 1 & 1", "h[172] & 1"),
     ("kopt_walk_checkpoint_", "kopt_load_le32_(found) != s->checksum", "0"),
-    ("kopt_load_checked_", "memset(tensors[i].state, 0, 4)", "(void)0"),
-    ("kopt_load_checked_", "kopt_refresh_(&l, t, 0)", "(void)0"),
-    ("kopt_load_checked_", "s.checksum != checksum", "0"),
+    ("kopt_load_from", "memset(tensors[i].state, 0, 4)", "(void)0"),
+    ("kopt_load_from", "kopt_refresh_(&l, t, 0)", "(void)0"),
+    ("kopt_load_from", "s.checksum != checksum", "0"),
     ("kopt_load", "result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result", "result"),
-    ("kopt_check_checkpoint_", "sum + size < sum", "0"),
-    ("kopt_check_slot_", "a->what != KOPT_GRADS_", "a->what < KOPT_COPY_"),
+    ("kopt_check_checkpoint_", "*bytes + size < size", "0"),
     ("kopt_step_range", "step->moment_count > 0", "1"),
     ("kopt_find_part_", "tensors[i].n > ~before", "0"),
     ("kopt_find_part_", "begin == end ? 0 : i - first", "i - first"),
@@ -111,7 +109,6 @@ BY_HAND = [
     ("", "_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)",
      "_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 14)"),
     ("", "_mm512_maskz_cvtps_ph(0xFFFFu, a, 0)", "_mm512_maskz_cvtps_ph(0xFFFFu, a, 1)"),
-    ("", "_mm512_maskz_cvtps_ph(0xFFFFu, x, 0)", "_mm512_maskz_cvtps_ph(0xFFFFu, x, 1)"),
 ]
 
 # Rooms are the banners of the header; these functions are a room of their own.
@@ -124,9 +121,10 @@ NOT_HERE = re.compile(r"kopt_(copy_options|isa_\w*|swap\w*|"
                       r"K_\((step|convert|convert_array|nt_\w+)\)")
 NO_CHANGE = re.compile(r"PREFETCH_|DIVIDE64_|prefetch_pair|OPAQUE_|sizeof|\"|__asm__|\(void\)|KOPT_SINGLE_BIT_|"
                        r"NT_THRESHOLD_|sfence|__builtin_ia32|K_\(make_philox_key\)\(0|POSITIVE64_ \?")
-CONSTANT = re.compile(r"KOPT_HAS_|KOPT_ONLY_|KOPT_POSITIVE64_|\bchecks\b|\bextras\b|\bgeneral &&")  # in these builds
-PAIRS = ("add sub", "and or", "min_ K_(max)", "K_(interleave_low) K_(interleave_high)", "K_(min16) K_(max16)", "mul div",
-         "unpacklo unpackhi", "srli slli", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=", "> >=", "== !=", "&& ||", "+ -")
+CONSTANT = re.compile(r"\bgeneral &&")  # in these builds
+PAIRS = ("add sub", "and or", "min_ K_(max)", "K_(interleave_low) K_(interleave_high)", "K_(min16) K_(max16)",
+         "mul div", "unpacklo unpackhi", "srli slli", "cmpgt cmpeq", "packus packs", "cvtepu16 cvtepi16", "< <=",
+         "> >=", "== !=", "&& ||", "+ -")
 OTHER = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
 RELATION = re.compile(r" (<=|>=|==|!=|<|>|&&|\|\||\+|-)\s")
 CALL = re.compile(r"(?<![\w.>])(?:kopt_|i)?(add|sub|and|or|mul|div)(?=(?:64)?_\()"
@@ -332,16 +330,20 @@ def near(text, begin, end):
 
 def by_hand(source, text):
     """The mutants of BY_HAND like those of candidates(): each snippet must be there once."""
-    places = {}
+    places, stale = {}, []
     for name, begin, end in functions(text):
         places.setdefault(name, []).append((begin, end))
     for name, old, new in BY_HAND:
         found = [(a + m.start(), a + m.end()) for a, b in (places.get(name, []) if name else [(0, len(source))])
                  for m in re.finditer(re.escape(old), source[a:b])]
         if len(found) != 1:
-            sys.exit("mutants.py: BY_HAND: `%s` is %d times in %s, not once" % (old, len(found), name or "the header"))
+            where = name or "the header"
+            stale.append("mutants.py: BY_HAND: `%s` is %d times in %s, not once" % (old, len(found), where))
+            continue
         texts = (" ".join(part.split())[:90] for part in (old, new))
         yield "by hand: %s: `%s` to `%s`" % (name, *texts), ("", name, *found[0], new)
+    if stale:
+        sys.exit("\n".join(stale))
     start = source.index("#define KOPT_CONDITIONS_(")
     start = source.index("\n", start)
     for m in re.compile(r"MUST_\((?=(.*))").finditer(source, start, source.index("\n\n", start)): # in a macro's text

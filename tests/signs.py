@@ -227,9 +227,10 @@ def check_symbols(tree):
     made = set(re.findall(r"\b%s\((\w+)\)" % MAKER, text))
     listed = set(re.findall(r"\bLINE_\((\w+),", text))  # in lists of functions
     for flags in ((), ("-DKAHAN_OPT_VMATH",)):
+        within = {re.sub(r"\.\d+$", "", s) for _, s in symbols(flags) if re.search(r"\.\d+$", s)}  # static in functions
         for letter, symbol in symbols(flags):
             symbol = re.sub(r"\..*", "", symbol) if not symbol.startswith(".") else symbol
-            if letter == "U" or symbol.startswith(".L"):
+            if letter == "U" or symbol.startswith(".L") or (letter in "bBdDrR" and symbol in within):
                 continue
             if not symbol.startswith("kopt_"):
                 wrong.append("%s does not begin with kopt_" % symbol)

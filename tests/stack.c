@@ -71,7 +71,7 @@ static size_t limit_of(kopt_isa isa, int class) {
 #ifdef KAHAN_OPT_NO_SIMD
     const size_t plain = 3072;
 #else
-    const size_t plain = isa == KOPT_ISA_SCALAR ? 3072 : 12288;
+    const size_t plain = isa == KOPT_ISA_SCALAR ? 3584 : 12288;
 #endif
 #if defined(__clang__) && !defined(__OPTIMIZE__)
     if (isa != KOPT_ISA_SCALAR) return class == VECTOR_MATH ? 49152 : 32768;

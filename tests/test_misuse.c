@@ -1,6 +1,6 @@
 /* test_misuse.c - what a careless program does: structs that are zero, counts inside the weights, a copy that nothing
-   filled, compensations inside the weights, a checkpoint under another optimizer, a loss scale in the wrong order, a closure
-   that leaves by longjmp. Each is done right or refused in words, and nothing is written then. */
+   filled, compensations inside the weights, a checkpoint under another optimizer, a loss scale in the wrong order, a
+   closure that leaves by longjmp. Each is done right or refused in words, and nothing is written then. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
 
@@ -267,7 +267,7 @@ static void check_ranges(void) {
     }
 }
 
-/* ---- a checkpoint under another optimizer ----------------------------------------------------------------------------- */
+/* ---- a checkpoint under another optimizer ------------------------------------------------------------------------ */
 
 static kopt_result save(void) { return kopt_save(&opt, &t, 1, image, sizeof image); }
 static kopt_result load(kopt_optimizer *o) { return kopt_load(o, &t, 1, image, sizeof image); }

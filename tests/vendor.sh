@@ -309,7 +309,8 @@ if section targets; then
                 have $c || continue
                 $c -O2 -static -o $out/probe tests/probe.c >$out/log 2>&1
                 for isa in sse2 scalar; do
-                    qemu-x86_64 -cpu core2duo $out/probe $isa >$out/lines 2>$out/log && diff tests/golden.txt $out/lines >$out/log
+                    qemu-x86_64 -cpu core2duo $out/probe $isa >$out/lines 2>$out/log &&
+                        diff tests/golden.txt $out/lines >$out/log
                     report $? "$c: $isa on a processor without AVX: the golden lines"
                 done
             done
