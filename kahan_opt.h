@@ -5363,22 +5363,7 @@ FN_ void K_(store_f32_pair)(float *p, pair_ x) {
     K_(store_f32)(p + LANES_, x.b);
 }
 
-/* A local copy of a job's pointers. It tells the compiler that the stores of a stage do not change them. */
-typedef struct arrays_ {
-    kopt_byte_ *weight, *residual, *grad, *moment[4];
-} arrays_;
-
-FN_ arrays_ K_(arrays_of)(const kopt_job_ *j) {
-    arrays_ a;
-    a.weight = j->weight;
-    a.residual = j->residual;
-    a.grad = j->grad;
-    memcpy(a.moment, j->moment, sizeof a.moment);
-    return a;
-}
-
-/* Prefetches the lines of a pair 2 KB behind element i. A burst of a whole tile would fill the queue of the cache, and
-   the loads behind it would wait. */
+/* Prefetches the lines of a pair 2 KB behind element i. A burst of a whole tile would make the loads behind it wait. */
 FN_ void K_(prefetch_pair)(const kopt_byte_ *p, size_t i, size_t bytes) {
     size_t q;
     for (q = 0; q < PAIR_ * bytes; q += 64) KOPT_PREFETCH_(p + i * bytes + 2048 + q);
@@ -5388,13 +5373,6 @@ FN_ void K_(prefetch_pair)(const kopt_byte_ *p, size_t i, size_t bytes) {
 typedef struct random_pair_ {
     vu32_ number, stride;
 } random_pair_;
-
-FN_ random_pair_ K_(load_random_pair)(const kopt_byte_ *number, const kopt_byte_ *stride, size_t i) {
-    random_pair_ r;
-    r.number = load32_(number + 2 * i);
-    r.stride = load32_(stride + 2 * i);
-    return r;
-}
 
 /* Loads the elements i to i + PAIR_ - 1 as fp32. */
 FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int order, const constants_ *c) {
@@ -5436,7 +5414,7 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int order) {
 
 /* Loads a pair of weights as decay reads them, and the compensations: those of KAHAN, or 0. largest: see
    from_extended. */
-FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int order, const constants_ *c,
+FN_ pair_ K_(load_weight_pair)(const kopt_job_ *j, kopt_kind_ kind, size_t i, int order, const constants_ *c,
                                pair_ *compensation, vu32_ *largest) {
     pair_ w;
     compensation->a = compensation->b = splat_(0);
@@ -5474,7 +5452,7 @@ FN_ pair_ K_(load_weight_pair)(const arrays_ *j, kopt_kind_ kind, size_t i, int 
 
 /* The second stage of a pair: updates and stores weights and residuals. w_buffer, compensation_buffer: as in
    direction_pair. number: see random_pair_. Returns 0, with nothing stored, if the pair needs the scalar code. */
-FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
+FN_ int K_(commit_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                         const float *w_buffer, const float *compensation_buffer, pair_ direction, vu32_ number,
                         int order) {
     const int bf16 = kind.weight == KOPT_BF16, kahan = kind.rounding == KOPT_KAHAN, bits = K_(stores_bits)(kind);
@@ -5514,7 +5492,7 @@ FN_ int K_(commit_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, co
 
 /* Stores the moments of a pair; returns 0, with nothing stored, if it needs the scalar code. largest[m]: raised to the
    magnitudes of moment m, if it is buffered. */
-FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
+FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
                               const half_pair_ *b, int order, vu32_ *largest) {
     vu32_ joint[4], largest16 = isplat_(0);
     int m;
@@ -5545,10 +5523,10 @@ FN_ int K_(store_moment_pair)(const arrays_ *j, kopt_kind_ kind, const constants
     return 1;
 }
 
-/* The first stage of a pair: loads the gradient, updates the moments. *x: the direction. w_buffer,
-   compensation_buffer: the pair's weights in fp32, if the rule reads them; NULL: they are loaded from memory. largest:
-   see store_moment_pair. Returns 0, with nothing stored, if the pair needs the scalar code. */
-FN_ int K_(direction_pair)(const arrays_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
+/* The first stage of a pair: updates the moments. *x: the direction. w_buffer, compensation_buffer: the weights in fp32,
+   if the rule reads them; NULL: they are loaded from memory. largest: see store_moment_pair. Returns 0, with nothing
+   stored, if the pair needs the scalar code. */
+FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                            const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int order,
                            pair_ *x, vu32_ *largest) {
     const pair_ g = K_(load_pair)(j->grad, i, kind.grad, order, c);
@@ -5687,19 +5665,16 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
     return largest;
 }
 
-/* Does a stage of this tile prefetch? On AVX2 and SSE2 the test alone costs SGD a tenth, and there is nothing to
-   gain. */
-FN_ int K_(tile_prefetches)(const kopt_tile_ *t) { return LANES_ == 16 && t->prefetches; }
-
 /* First stage: computes x, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
-    arrays_ a = K_(arrays_of)(&t->job);
+    kopt_job_ a = t->job; /* a copy: the stores do not change its pointers */
     const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
-    const int prefetches =
-        (kind.moment_count == 0 || (kind.moment == KOPT_F32 && !kind.buffered)) && K_(tile_prefetches)(t);
+    /* AVX-512 alone prefetches: elsewhere the test costs SGD a tenth, and there is nothing to gain */
+    const int in_memory = kind.moment_count == 0 || (kind.moment == KOPT_F32 && !kind.buffered);
+    const int prefetches = LANES_ == 16 && in_memory && t->prefetches;
     vu32_ largest[4];
     size_t i;
     int m;
@@ -5708,8 +5683,10 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
         largest[i] = isplat_(0);
     }
     for (i = 0; i < n; i += PAIR_) {
-        const random_pair_ r = K_(load_random_pair)(number, stride, i);
+        random_pair_ r;
         pair_ x;
+        r.number = load32_(number + 2 * i);
+        r.stride = load32_(stride + 2 * i);
         if (prefetches) {
             K_(prefetch_pair)(a.grad, i, kopt_bytes_of_(kind.grad));
             EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i, 4);
@@ -5729,12 +5706,12 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
 
 /* Second stage: steps and stores weights and residuals, from x. */
 FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
-    const arrays_ a = K_(arrays_of)(&t->job);
+    const kopt_job_ a = t->job; /* a copy: stores of a stage do not change its pointers */
     const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number;
     const size_t n = t->job.end;
-    const int prefetches = kind.weight == KOPT_F32 && K_(tile_prefetches)(t);
+    const int prefetches = LANES_ == 16 && kind.weight == KOPT_F32 && t->prefetches;
     const int loaded = kind.weight == KOPT_FP16 && t->is_loaded; /* bf16 is loaded as fast from memory */
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
@@ -5816,10 +5793,11 @@ COMMITS_(LINE_)
 /* The functions of the two stages of a kind of step; 0: this list lacks one. */
 static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt_stage_ **commit) {
     const kopt_format format = kind->buffered ? KOPT_Q8 : kind->moment;
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                     \
-    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                              \
-        MATCHES_(kind->moment_count, line_moments, line_moments) &&                                       \
-        ((line_format) == ANY_ ? format == KOPT_F32 || format == KOPT_Q8 : (int)format == (line_format))) \
+    const int in_f32 = format == KOPT_F32 || format == KOPT_Q8;
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)        \
+    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) && \
+        MATCHES_(kind->moment_count, line_moments, line_moments) &&          \
+        ((line_format) == ANY_ ? in_f32 : (int)format == (line_format)))     \
         *direction = K_(name);
     *direction = NULL;
     DIRECTIONS_(LINE_)
@@ -5841,7 +5819,7 @@ NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, con
                                    float *w, float *compensation) {
     const kopt_kind_ kind = *actual;
     const constants_ c = K_(make_constants)();
-    arrays_ a;
+    kopt_job_ a;
     size_t i;
     a.weight = weight;
     a.residual = residual;
@@ -5903,7 +5881,7 @@ static const kopt_stages_ K_(stages) = {PAIR_,
    steps whole pairs, and takes no step with a copy or other extras (`step` has the list). */
 
 /* Second stage of a pair. Scalar code takes the pair if commit_pair refuses it. */
-FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kopt_kind_ kind, const scalars_ *k,
+FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const kopt_job_ *a, kopt_kind_ kind, const scalars_ *k,
                                    const constants_ *c, size_t i, pair_ x, vu32_ number, int order) {
     float buffer[PAIR_];
     if (K_(commit_pair)(a, kind, k, c, i, NULL, NULL, x, number, order)) return;
@@ -5916,7 +5894,7 @@ FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const arrays_ *a, kop
    one are in flight. Adding 8 * stride to number 0 gives that at the same place of the next group, so one run of Philox
    serves the 16 groups of a span. */
 FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin) {
-    const arrays_ a = K_(arrays_of)(whole);
+    const kopt_job_ a = *whole; /* a copy: stores of a stage do not change its pointers */
     const kopt_step *s = whole->step;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const constants_ c = K_(make_constants)();
@@ -5939,6 +5917,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
         const size_t in_group = (unsigned)(index % KOPT_RANDOM_GROUP_);
         const int continues = n == KOPT_RANDOM_GROUP_ && index % KOPT_RANDOM_SPAN_ != 0;
         kopt_byte_ *const number = KOPT_BYTES_(tile.lower) + 2 * in_group;
+        const kopt_byte_ *const stride = KOPT_BYTES_(tile.upper) + 2 * in_group;
         n = KOPT_RANDOM_GROUP_ - in_group;
         if (whole->end - i < n) n = (whole->end - i) / PAIR_ * PAIR_;
         if (random && !continues) K_(fill_random_tile)(&tile, &cipher, index, n, 1, n < KOPT_RANDOM_GROUP_);
@@ -5951,7 +5930,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
                 EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], q, kopt_bytes_of_(kind.moment));
             }
             if (random) {
-                r = K_(load_random_pair)(number, KOPT_BYTES_(tile.upper) + 2 * in_group, q - i);
+                r.number = load32_(number + 2 * (q - i));
+                r.stride = load32_(stride + 2 * (q - i));
                 store32_(number + 2 * (q - i), add16_(r.number, mul16_(r.stride, next_group)));
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, order, &x, NULL)) {
@@ -5974,8 +5954,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
     return i;
 }
 
-/* Each line makes one specialized loop, with the values of the line as constants; the first line that matches a step is
-   taken. A step without a line goes through the loop over tiles, with the same bits.
+/* Each line makes one specialized loop, with its values as constants. The first line that matches a step is taken. A
+   step without a line goes through the loop over tiles, with the same bits.
 
        LINE_(name, rule, number of moments, format of weights, gradients and moments, rounding of the weights,
              rounding of moments and compensation)
@@ -6130,8 +6110,7 @@ FN_ vu32_ K_(convert_vector)(const kopt_byte_ *p, kopt_format to, kopt_format fr
 }
 
 /* Rounds to nearest, with constant formats. A result that is too large for the caches is written with non-temporal
-   stores, if the vocabulary has them: they do not read the destination first. They need an aligned address, which no
-   element has if dst is not aligned to its elements. */
+   stores, which do not read the destination first. They need an aligned address. */
 FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_format from) {
     const size_t size = kopt_bytes_of_(to), from_size = kopt_bytes_of_(from), n = c->n;
     const kopt_byte_ *const src = c->src;
@@ -6462,22 +6441,17 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef COMMITS_
 #undef COMMITS_F32_BF16_
 #undef DIRECTIONS_
-#undef DIRECTIONS_ATAN2_
 #undef EACH_MOMENT_
 #undef FP16_
 #undef GENERIC_FP16_
-#undef SPECIALIZE_L2_
-#undef TILES_PREFETCH_
 #undef SPECIALIZATIONS_
 #undef SPECIALIZATIONS_IN_ORDER_
-#undef SPECIALIZATIONS_VMATH_
 #undef IMAX_
 #undef ISA_
 #undef ISA_TARGET_
 #undef LANES_
 #undef CONVERT_ISA_
 #undef MIN_MAX_
-#undef RANDOM_ZERO_EXTENDED_
 #undef ONE_LANE_
 #undef OPERATORS_
 #undef SPECIALIZED_
@@ -6503,9 +6477,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef CORE_ONLY_
 #undef CHECK_UNROUNDED_
 #undef FLUSH_
-#undef FORMAT_MATCHES_
 #undef MATCHES_
-#undef COUNT_MATCHES_
 
 #elif defined(KOPT_IMPLEMENTING_) /* the implementation, continued */
 
