@@ -1919,6 +1919,7 @@ KOPT_INLINE_ float kopt_to_float_(double x) {
    round that. tests/signs.py compares the two. */
 #define KOPT_DOUBLE_(literal, high, low) kopt_bits_to_f64_(((uint64_t)(high) << 32) + (low))
 #define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
+#define KOPT_BELOW_1_ KOPT_DOUBLE_(0.99999999999999989, 0x3FEFFFFFu, 0xFFFFFFFFu)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
@@ -1937,17 +1938,15 @@ static KOPT_HOST_DEVICE_ int kopt_within64_(double x, double low, double high) {
     return (kopt_bits64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
 }
 
-/* Checks of ranges. The bits of negative numbers and NaNs are above those of any finite bound. -0 counts as 0. */
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
-KOPT_INLINE_ int kopt_from_0_to_(double x, double largest) {
-    return kopt_bits64_(x) <= kopt_bits64_(largest) || kopt_is_zero_(x);
+
+/* The same for 0 <= low, by bits: those of negative numbers and NaNs are above those of any finite bound. -0 is 0. */
+KOPT_INLINE_ int kopt_between_(double x, double low, double high) {
+    const uint64_t bits = kopt_is_zero_(x) ? 0 : kopt_bits64_(x);
+    return bits >= kopt_bits64_(low) && bits <= kopt_bits64_(high);
 }
-KOPT_INLINE_ int kopt_from_0_below_1_(double x) { return kopt_bits64_(x) < kopt_bits64_(1) || kopt_is_zero_(x); }
 KOPT_INLINE_ int kopt_magnitude_at_most_(double x, double largest) {
     return kopt_bits64_(x) << 1 <= kopt_bits64_(largest) << 1;
-}
-KOPT_INLINE_ int kopt_normal_at_most_(double x, double largest) { /* at least 2^-126, the smallest normal fp32 */
-    return kopt_bits64_(x) >= kopt_bits64_(1.1754943508222875e-38) && kopt_bits64_(x) <= kopt_bits64_(largest);
 }
 
 /* 1 - beta, from the bits of 0 <= beta < 1 or -0: from 64 bits of beta, truncated to 53 bits, then rounded to fp32. */
@@ -2515,7 +2514,7 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay) {
     kopt_environment_ environment;
     double rate = -1; /* refused. 1 - decay would be in range for decays like -1e-300 */
     kopt_enter_(&environment);
-    if (kopt_from_0_to_(decay, 1)) rate = kopt_sub64_(1, decay);
+    if (kopt_between_(decay, 0, 1)) rate = kopt_sub64_(1, decay);
     kopt_leave_(&environment);
     return kopt_make_optimizer_(KOPT_EMA, rate);
 }
@@ -2566,55 +2565,55 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
 /* What the fields of an optimizer must fulfil: the error and, for kopt_option_string(), the words of the first condition
    that is false. */
 /* clang-format off */
-#define KOPT_CONDITIONS_(opt, MUST_)                                                                                   \
-    MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION,                                                    \
-          "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH")                        \
-    MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16")           \
-    MUST_((unsigned)opt->rounding <= (unsigned)KOPT_EXACT, OPTION, "rounding: it does not exist")                      \
-    MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,                                                   \
-          "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8")                                                  \
-    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION,                       \
-          "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST")                            \
-    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_FULLY_DECOUPLED, OPTION,                                         \
-          "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED")                                               \
-    MUST_(kopt_from_0_to_(opt->lr, opt->rule == KOPT_EMA ? 1 : largest), RANGE,                                        \
-          "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]")                                              \
-    MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED ||                                                                   \
-              (kopt_from_0_to_(opt->max_lr, largest) && !kopt_is_zero_(opt->max_lr)), RANGE,                           \
-          "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0")                                                \
-    MUST_(kopt_from_0_to_(opt->weight_decay, largest), RANGE, "weight_decay: finite, >= 0")                            \
-    MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE,     \
-          "grad_scale or clip: finite")                                                                                \
-    MUST_(opt->rule != KOPT_EMA ||                                                                                     \
-              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize), OPTION,   \
-          "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0")                                       \
-    MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA ||                                                            \
-              (kopt_from_0_below_1_(opt->beta1) && kopt_from_0_below_1_(opt->beta2)), RANGE,                           \
-          "beta1 or beta2: each in [0, 1)")                                                                            \
-    MUST_(opt->rule != KOPT_ADAN || kopt_from_0_below_1_(opt->beta3), RANGE, "beta3: in [0, 1)")                       \
-    MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 ||      \
-              kopt_normal_at_most_(opt->eps, largest), RANGE, "eps: at least 2^-126, finite")                          \
-    MUST_(opt->rule != KOPT_SGD ||                                                                                     \
-              (kopt_from_0_to_(opt->momentum, largest) && kopt_magnitude_at_most_(opt->dampening, largest)), RANGE,    \
-          "momentum or dampening: finite, momentum >= 0")                                                              \
-    MUST_(opt->rule != KOPT_SGD || !opt->nesterov ||                                                                   \
-              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)), OPTION,                                \
-          "nesterov: it needs momentum > 0 and dampening 0")                                                           \
-    MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_from_0_to_(opt->lookahead_rate, 1)), RANGE,         \
-          "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]")                                     \
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 ||                                                                              \
-              (kopt_from_0_to_(opt->atan2_a, largest) && kopt_normal_at_most_(opt->atan2_b, largest)), RANGE,          \
-          "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite")                                       \
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,                                     \
-          "amsgrad or stable: Adam-atan2 needs 0")                                                                     \
-    MUST_(opt->rule != KOPT_LION || KOPT_LAST_RULE_ == KOPT_ADAM_ATAN2 || kopt_is_zero_(opt->sharpness), OPTION,       \
-          "sharpness: smooth Lion needs KAHAN_OPT_VMATH")                                                              \
-    MUST_(opt->rule != KOPT_LION || kopt_from_0_to_(opt->sharpness, largest), RANGE, "sharpness: finite, >= 0")
+#define KOPT_CONDITIONS_(opt, MUST_) \
+    MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION, \
+          "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH") \
+    MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16") \
+    MUST_((unsigned)opt->rounding <= (unsigned)KOPT_EXACT, OPTION, "rounding: it does not exist") \
+    MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION, \
+          "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8") \
+    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION, \
+          "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST") \
+    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_FULLY_DECOUPLED, OPTION, \
+          "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED") \
+    MUST_(kopt_between_(opt->lr, 0, opt->rule == KOPT_EMA ? 1 : largest), RANGE, \
+          "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]") \
+    MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED || \
+              (kopt_between_(opt->max_lr, 0, largest) && !kopt_is_zero_(opt->max_lr)), RANGE, \
+          "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0") \
+    MUST_(kopt_between_(opt->weight_decay, 0, largest), RANGE, "weight_decay: finite, >= 0") \
+    MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE, \
+          "grad_scale or clip: finite") \
+    MUST_(opt->rule != KOPT_EMA || \
+              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize), OPTION, \
+          "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0") \
+    MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA || \
+              (kopt_between_(opt->beta1, 0, KOPT_BELOW_1_) && kopt_between_(opt->beta2, 0, KOPT_BELOW_1_)), RANGE, \
+          "beta1 or beta2: each in [0, 1)") \
+    MUST_(opt->rule != KOPT_ADAN || kopt_between_(opt->beta3, 0, KOPT_BELOW_1_), RANGE, "beta3: in [0, 1)") \
+    MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 || \
+              kopt_between_(opt->eps, smallest, largest), RANGE, "eps: at least 2^-126, finite") \
+    MUST_(opt->rule != KOPT_SGD || \
+              (kopt_between_(opt->momentum, 0, largest) && kopt_magnitude_at_most_(opt->dampening, largest)), RANGE, \
+          "momentum or dampening: finite, momentum >= 0") \
+    MUST_(opt->rule != KOPT_SGD || !opt->nesterov || \
+              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)), OPTION, \
+          "nesterov: it needs momentum > 0 and dampening 0") \
+    MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_between_(opt->lookahead_rate, 0, 1)), RANGE, \
+          "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]") \
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 || \
+              (kopt_between_(opt->atan2_a, 0, largest) && kopt_between_(opt->atan2_b, smallest, largest)), RANGE, \
+          "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite") \
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION, \
+          "amsgrad or stable: Adam-atan2 needs 0") \
+    MUST_(opt->rule != KOPT_LION || KOPT_LAST_RULE_ == KOPT_ADAM_ATAN2 || kopt_is_zero_(opt->sharpness), OPTION, \
+          "sharpness: smooth Lion needs KAHAN_OPT_VMATH") \
+    MUST_(opt->rule != KOPT_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0")
 /* clang-format on */
 
 /* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. */
 static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
-    const double largest = KOPT_3E38_;
+    const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
     if (opt == NULL) return KOPT_ERROR_NULL;
     if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
 #define MUST_(condition, error, words) \
@@ -2625,7 +2624,7 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
 }
 
 KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
-    const double largest = KOPT_3E38_;
+    const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
     if (opt == NULL) return "the optimizer is NULL";
     if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
 #define MUST_(condition, error, words) \
@@ -8642,7 +8641,7 @@ static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format form
     if (!kopt_n_valid_(n) || key.first_index >> 54 != 0 || key.first_index + n > (uint64_t)1 << 54)
         return KOPT_ERROR_BOUNDS;
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
-    if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_from_0_to_(width, KOPT_3E38_)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_between_(width, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == NULL) return KOPT_ERROR_NULL;
     memset(&j, 0, sizeof j);
