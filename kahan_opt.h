@@ -41,16 +41,15 @@
 
    CONTENTS (each entry is a banner: search for it)
        WHAT IT DOES               WHAT IT DOES NOT        CONFIGURATION               CONTRACT
-       BYTES PER PARAMETER        VERSION HISTORY
-       FORMATS AND RESULTS        INSTRUCTION SETS        CONVERSIONS OF ONE VALUE    RANDOM BITS
-       ONE-ELEMENT UPDATES        INLINE STEPS            OPTIMIZER                   TENSOR AND STATE
-       STEP                       CHECKPOINTS             NORM AND CLIPPING           LOSS SCALING
-       GRADIENT ACCUMULATION      GRADIENT COMPRESSION    REDUCTION                   CONVERSIONS OF ARRAYS
-       VECTOR MATHEMATICS         RANDOM NUMBERS
-       IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              CONTENTS OF THIS BUILD
-       MEMORY                     FP32 ARITHMETIC         BINARY64 ARITHMETIC         EXACT NORM
-       ONE PASS PER INSTRUCTION SET                       VOCABULARIES                KERNELS
-       DISPATCH                   FLOATING-POINT ENVIRONMENT                          TILES
+       BYTES PER PARAMETER        FORMATS AND RESULTS     INSTRUCTION SETS            CONVERSIONS OF ONE VALUE
+       RANDOM BITS                ONE-ELEMENT UPDATES     INLINE STEPS                OPTIMIZER
+       TENSOR AND STATE           STEP                    CHECKPOINTS                 NORM AND CLIPPING
+       LOSS SCALING               GRADIENT ACCUMULATION   GRADIENT COMPRESSION        REDUCTION
+       CONVERSIONS OF ARRAYS      VECTOR MATHEMATICS      RANDOM NUMBERS
+       IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              RULES, FORMATS AND ROUNDINGS
+       MEMORY                     BINARY64 ARITHMETIC     EXACT NORM                  FLOATING-POINT ENVIRONMENT
+       A STEP BEGUN               A STEP ON TENSORS       ONE PASS PER INSTRUCTION SET
+       VOCABULARIES               KERNELS                 DISPATCH                    TILES
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
 #if defined(KOPT_VERSION) && KOPT_VERSION != 200
@@ -1103,8 +1102,8 @@ KOPT_API_ KOPT_RESULT_ kopt_step_run(const kopt_step *step, const kopt_tensor *t
      only a part of the n elements and t->stable_scale is 0 (with opt.moments_only it may be 0).
    - KOPT_ERROR_BOUNDS: begin > end or end > n. 8-bit moments, 256 of which share a scale: also if begin is no multiple
      of 256, or end is neither a multiple of 256 nor n.
-   - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH: the state block is too small, not initialized, or of another
-     optimizer or tensor.
+   - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH: the state block is too small, not initialized, or of
+     another optimizer or tensor.
    - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
 KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
@@ -1206,8 +1205,8 @@ KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_op
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
-/* From here on: what a training loop does between the backward pass and the step. Formulas: docs/numerics.md, sections 9
-   to 13. Examples: docs/training-loop.md. */
+/* From here on: what a training loop does between the backward pass and the step. Formulas: docs/numerics.md, sections
+   9 to 13. Examples: docs/training-loop.md. */
 
 /* An exact sum of squares: a long integer that is never rounded. It does not depend on the order, the slicing, the
    threads, the ranks (processes of MPI or NCCL) or the machine. The same pass counts the values that are not finite.
@@ -2422,7 +2421,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #endif
 }
 
-/* ---- A STEP, BEGUN ----------------------------------------------------------------------------------------------- */
+/* ---- A STEP BEGUN ------------------------------------------------------------------------------------------------ */
 
 /* ---- constructors ---- */
 
@@ -2562,8 +2561,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     }
 }
 
-/* What the fields of an optimizer must fulfil: the error and, for kopt_option_string(), the words of the first condition
-   that is false. */
+/* What the fields of an optimizer must fulfil: a condition, and the error and the words if it is false. */
 /* clang-format off */
 #define KOPT_CONDITIONS_(opt, MUST_) \
     MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION, \
@@ -2780,8 +2778,8 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 
 /* ---- layout of a state block ---- */
 
-/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is the size of
-   the block, 0 if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
+/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is its size, 0
+   if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
 typedef struct kopt_layout_ {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
@@ -2802,7 +2800,8 @@ KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(s
 static KOPT_FORCE_INLINE_ void kopt_make_layout_(kopt_layout_ *l, kopt_rule rule, kopt_format weight,
                                                  kopt_format moment, kopt_rounding rounding, int moment_count,
                                                  size_t n) {
-    const size_t residual_bytes = kopt_bytes_of_residual_(weight, rounding), residual = kopt_round_up16_(n * residual_bytes);
+    const size_t residual_bytes = kopt_bytes_of_residual_(weight, rounding);
+    const size_t residual = kopt_round_up16_(n * residual_bytes);
     const size_t slow = rule == KOPT_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
     size_t bytes;
     l->rule = rule;
@@ -2910,8 +2909,7 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
 
 /* Writes the 64 bytes at h: the header of a state block of this optimizer, for a tensor with this id, n and
    first_index. */
-static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
-                              uint64_t first_index) {
+static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n, uint64_t first_index) {
     memset(h, 0, KOPT_HEADER_);
     kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
     h[4] = KOPT_BLOCK_VERSION_;
@@ -2927,7 +2925,7 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t
 
 /* The same in a checkpoint: with bytes 7, 9, 10 and 32 to 63. */
 static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
-                                     uint64_t first_index) {
+                                    uint64_t first_index) {
     const int sgd = opt->rule == KOPT_SGD;
     kopt_environment_ environment;
     kopt_make_header_(h, opt, id, n, first_index);
@@ -2948,8 +2946,8 @@ static int kopt_header_valid_(const kopt_byte_ *h) {
     return kopt_load_le32_(h) == 0x54504F4Bu && h[4] == KOPT_BLOCK_VERSION_ && h[10] <= 1 && h[11] == 0;
 }
 
-/* Does a block belong to the optimizer and the tensor? Asked before kopt_check_memory_(): if the formats are others, so is
-   the size, but KOPT_ERROR_MISMATCH explains it better. */
+/* Does a block belong to the optimizer and the tensor? Asked before kopt_check_memory_(): KOPT_ERROR_MISMATCH explains
+   another format better than KOPT_ERROR_SIZE. */
 static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
     const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
     if (l->total == 0) return KOPT_OK;
@@ -3090,8 +3088,8 @@ typedef struct kopt_neighbours_ {
 } kopt_neighbours_;
 
 /* Compares a tensor with the one before it in its list, in O(1): finds neighbours that overlap (the caller passed n in
-   bytes, or forgot to advance a pointer) and ids that do not increase. Ids that increase keep two tensors from using one
-   state block, because a block belongs to an id. Tensors may share counts, and gradients that the step only reads. */
+   bytes, or forgot to advance a pointer) and ids that do not increase. Such ids keep two tensors from using one state
+   block, because a block belongs to an id. Tensors may share counts, and gradients that the step only reads. */
 static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t, const kopt_layout_ *l,
                                           int zero_grad) {
     kopt_memory_range_ *x, *y, *end;
@@ -3318,15 +3316,12 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const 
 
 /* Names of a pass: types of the kernels, and the vocabulary. */
 #define scalars_ K_(scalars)
-#define random_buffer_ K_(random_buffer)
 #define constants_ K_(constants)
-#define moments_ K_(moments)
 #define element_ K_(element)
 #define pair_ K_(pair)
-#define arrays_ K_(arrays)
+#define moments_ K_(moments)
 #define half_pair_ K_(half_pair)
 #define random_pair_ K_(random_pair)
-#define random_counter_ K_(random_counter)
 #define norm_sums_ K_(norm_sums)
 #define vf32_ K_(vf32)
 #define vu32_ K_(vu32)
@@ -3349,10 +3344,8 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const 
 #define or_ K_(ior)
 #define xor_ K_(ixor)
 #define add16_ K_(add16)
-#define mul16_ K_(mul16)
 #define igt_ K_(igt)
 #define ieq_ K_(ieq)
-#define mask_or_ K_(mask_or)
 #define any_true_ K_(any_true)
 #define select_ K_(select)
 #define select_or_zero_ K_(select_or_zero)
@@ -3363,11 +3356,9 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const 
 #define store16_ K_(store16)
 #define widen_fp16_ K_(widen_fp16)
 #define narrow_fp16_ K_(narrow_fp16)
-#define block_of_lane_ K_(block_of_lane)
 #define unpack_low16_ K_(unpack_low16)
 #define pack_high16_ K_(pack_high16)
 #define imax_ K_(imax)
-#define load8_to16_ K_(load8_to16)
 #define store8_from16_ K_(store8_from16)
 #define flush16_ K_(flush16)
 
@@ -3408,7 +3399,7 @@ FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return (int32_t)a > (int32_t)b; }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return a == b; }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return a | b; }
 FN_ int any_true_(vmask_ a) { return a; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
@@ -3420,7 +3411,7 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
 static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16((kopt_fp16)a); }
 static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
-FN_ vu32_ block_of_lane_(void) { return 0; }
+FN_ vu32_ K_(block_of_lane)(void) { return 0; }
 
 /* ---- x86: SSE2 (4 lanes), AVX2 with F16C (8), AVX-512 F, BW, DQ and VL (16) ---- */
 
@@ -3531,7 +3522,7 @@ FN_ vu32_ xor_(vu32_ a, vu32_ b) { return SI_(xor_si)(a, b); }
 #define shl_(a, n) MM_(slli_epi32)(a, n)
 #define shr_(a, n) MM_(srli_epi32)(a, n)
 FN_ vu32_ add16_(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return MM_(mullo_epi16)(a, b); }
+FN_ vu32_ K_(mul16)(vu32_ a, vu32_ b) { return MM_(mullo_epi16)(a, b); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return MM_(min_epi16)(a, b); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return MM_(max_epi16)(a, b); }
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) {
@@ -3552,7 +3543,7 @@ FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return MM_(unpackhi_epi32)(a, 
 #if KOPT_PASS_ != KOPT_PASS_AVX512_ /* masks are vectors */
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return MM_(cmpgt_epi32)(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return MM_(cmpeq_epi32)(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return or_(a, b); }
+FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return or_(a, b); }
 FN_ int any_true_(vmask_ a) { return MM_(movemask_epi8)(a) != 0; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return and_(m, a); }
 FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
@@ -3577,7 +3568,7 @@ FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the
     a = _mm_unpacklo_epi8(a, a);
     return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
 }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return _mm_unpacklo_epi8(K_(load64)(p), isplat_(0)); }
+FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return _mm_unpacklo_epi8(K_(load64)(p), isplat_(0)); }
 /* Arithmetic shifts, so that packs does not saturate. */
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, pack_high16_(shl_(a, 16), a)); }
@@ -3585,13 +3576,10 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store64)(p, _mm_packus_epi16(a, a));
 }
-FN_ vu32_ block_of_lane_(void) { return _mm_setr_epi32(0, 1, 2, 3); }
+FN_ vu32_ K_(block_of_lane)(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 #else /* AVX2 and AVX-512: what SSE2 does without */
 #define SPECIALIZED_ 1
 #define NT_STORES_ 1
-#define nt_store16_ K_(nt_store16)
-#define nt_store32_ K_(nt_store32)
-#define nt_fence_ K_(nt_fence)
 #define REORDER_ 1
 #define IMAX_ 1
 #define FP16_ 1
@@ -3629,7 +3617,7 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 
     *a = _mm256_permute2f128_ps(low, high, 0x20);
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
-FN_ vu32_ block_of_lane_(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
+FN_ vu32_ K_(block_of_lane)(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
 #undef QUARTERS_
 #else
 FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
@@ -3641,7 +3629,7 @@ FN_ __m256i K_(part_fp16)(vf32_ a) { return _mm512_maskz_cvtps_ph(0xFFFFu, a, 0)
 FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return (vmask_)(a | b); }
+FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return (vmask_)(a | b); }
 FN_ int any_true_(vmask_ a) { return a != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
@@ -3665,7 +3653,7 @@ FN_ vf32_ K_(bf16)(vu32_ a, vu32_ halves) { return as_f32_(_mm512_maskz_permutex
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return K_(bf16)(a, shl_(K_(iota)(), 16)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return K_(bf16)(a, or_(shl_(K_(iota)(), 16), isplat_(0x100000))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
-    const vu32_ odd = or_(mul16_(K_(iota)(), isplat_(4)), isplat_(0x00030001));
+    const vu32_ odd = or_(K_(mul16)(K_(iota)(), isplat_(4)), isplat_(0x00030001));
     return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even replace bytes 0 and 1 of odd */
@@ -3682,13 +3670,13 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
     *a = _mm512_permutex2var_ps(even, first, odd);
     *b = _mm512_permutex2var_ps(even, or_(first, isplat_(8)), odd);
 }
-FN_ vu32_ block_of_lane_(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
+FN_ vu32_ K_(block_of_lane)(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 #endif
 FN_ vu32_ load16_(const kopt_byte_ *p) { return MM_(cvtepu16_epi32)(K_(load_part)(p)); }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return MM_(cvtepu8_epi16)(K_(load_part)(p)); }
-FN_ void nt_store32_(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
-FN_ void nt_store16_(kopt_byte_ *p, vu32_ a) { PART_(stream_si)((K_(part) *)p, K_(narrow16)(a)); }
-FN_ void nt_fence_(void) { _mm_sfence(); }
+FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return MM_(cvtepu8_epi16)(K_(load_part)(p)); }
+FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
+FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { PART_(stream_si)((K_(part) *)p, K_(narrow16)(a)); }
+FN_ void K_(nt_fence)(void) { _mm_sfence(); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return MM_(cvtepu16_epi32)(K_(low_part)(a)); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return MM_(cvtepu16_epi32)(K_(high_part)(a)); }
 FN_ vf32_ widen_fp16_(vu32_ a) { return MM_(cvtph_ps)(K_(narrow16)(a)); }
@@ -3744,16 +3732,16 @@ FN_ vu32_ isplat_(uint32_t a) {
     const vu32_ r = {a, a, a, a};
     return r;
 }
-FN_ vu32_ block_of_lane_(void) {
+FN_ vu32_ K_(block_of_lane)(void) {
     const vu32_ r = {0, 1, 2, 3};
     return r;
 }
 FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
 FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
+FN_ vu32_ K_(mul16)(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return WORDS_(AS_(i32, a) > AS_(i32, b)); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return WORDS_(a == b); }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return a | b; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m & a; }
 
 #if KOPT_PASS_ == KOPT_PASS_NEON_
@@ -3796,7 +3784,7 @@ FN_ vu32_ load8_(const kopt_byte_ *p) {
     const int8x8_t a = (int8x8_t)vdup_n_u32(kopt_load32_(p));
     return WORDS_(vmovl_s16(vget_low_s16(vmovl_s8(a))));
 }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) { return WORDS_(vmovl_u8(vld1_u8(p))); }
+FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return WORDS_(vmovl_u8(vld1_u8(p))); }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, (uint8x16_t)a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
 FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
@@ -3868,7 +3856,7 @@ FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the
     const K_(i8) a = AS_(i8, isplat_(kopt_load32_(p)));
     return WORDS_(AS_(i32, SHUFFLE_(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
 }
-FN_ vu32_ load8_to16_(const kopt_byte_ *p) {
+FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) {
     const K_(i8) a = AS_(i8, K_(load64)(p));
     return WORDS_(SHUFFLE_(a, a, 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
 }
@@ -3921,13 +3909,6 @@ FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt
        copy, count, zero the gradient             encode_copy, tally */
 
 /* Optional operations that the vocabulary of this pass lacks. */
-#ifndef NT_STORES_
-#define NT_STORES_ 0
-#define nt_store16_ store16_
-#define nt_store32_ store32_
-#define nt_fence_() ((void)0)
-#endif
-
 #ifndef shl_
 FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return a + b; }
 FN_ vu32_ isub_(vu32_ a, vu32_ b) { return a - b; }
@@ -3950,7 +3931,7 @@ FN_ vu32_ imax_(vu32_ a, vu32_ b) { return select_(igt_(a, b), a, b); }
 #endif
 FN_ vmask_ K_(unordered)(vf32_ a, vf32_ b) {
     const vu32_ all = isplat_(0x7FFFFFFFu), infinity = isplat_(0x7F800000u);
-    return mask_or_(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
+    return K_(mask_or)(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
 }
 
 #ifndef CHECK_UNROUNDED_
@@ -4071,10 +4052,10 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #ifndef CORE_ONLY_
 /* ---- random bits ---- */
 
-/* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane_[l]. `block` is a
+/* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane[l]. `block` is a
    multiple of LANES_. Not inlined: a call of vectors serves up to 128 * LANES_ elements. */
 NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
-    vu32_ x0 = iadd_(isplat_((uint32_t)(block & 0xFFFFFFFFu)), block_of_lane_());
+    vu32_ x0 = iadd_(isplat_((uint32_t)(block & 0xFFFFFFFFu)), K_(block_of_lane)());
     vu32_ x1 = isplat_((uint32_t)(block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
     vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
     int round;
@@ -4112,7 +4093,7 @@ FN_ vu32_ K_(random16)(vu32_ r, uint32_t k) { return r + k * (r >> 16); }
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) { memcpy(w, x, 4 * sizeof w[0]); }
 #else
 /* Transposes the output of philox into the order of memory: w holds the 4 * LANES_ words, one Philox block after the
-   other. block_of_lane_ orders the blocks so that these interleavings suffice. */
+   other. K_(block_of_lane) orders the blocks so that these interleavings suffice. */
 FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
     const vu32_ even_low = K_(interleave_low)(x[0], x[2]), even_high = K_(interleave_high)(x[0], x[2]);
     const vu32_ odd_low = K_(interleave_low)(x[1], x[3]), odd_high = K_(interleave_high)(x[1], x[3]);
@@ -4145,7 +4126,7 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
         const vu32_ own = load32_((const kopt_byte_ *)(words + i)), other = or_(shl_(own, 16), shr_(own, 16));
         const vu32_ stride = add16_(other, other);
-        store32_((kopt_byte_ *)(lower + i), add16_(own, mul16_(stride, multiplier)));
+        store32_((kopt_byte_ *)(lower + i), add16_(own, K_(mul16)(stride, multiplier)));
         store32_((kopt_byte_ *)(upper + i), stride);
     }
 }
@@ -4542,7 +4523,7 @@ FN_ vf32_ K_(vmath_erfc)(vf32_ x) {
 FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     const vf32_ ay = abs_(y), ax = abs_(x);
     const vu32_ v = as_u32_(ay), u = as_u32_(ax), x_sign = xor_(u, as_u32_(x)), zero = isplat_(0);
-    const vmask_ swap = igt_(v, u), nan = mask_or_(igt_(v, isplat_(0x7F800000u)), igt_(u, isplat_(0x7F800000u)));
+    const vmask_ swap = igt_(v, u), nan = K_(mask_or)(igt_(v, isplat_(0x7F800000u)), igt_(u, isplat_(0x7F800000u)));
     const vu32_ largest = select_(swap, v, u), q_sign = xor_(x_sign, select_(swap, isplat_(0x80000000u), zero));
     vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, high, low;
     z = mul_(q, q);
@@ -5423,7 +5404,7 @@ FN_ pair_ K_(load_weight_pair)(const kopt_job_ *j, kopt_kind_ kind, size_t i, in
         const kopt_byte_ *const residual = j->residual + (exact ? 2 * i : i), *const weight = j->weight + 2 * i;
         vu32_ a, b, residual_a, residual_b;
         if (order != 0) {
-            const vu32_ residuals = exact ? load32_(residual) : shl_(load8_to16_(residual), 8); /* 16 bits each */
+            const vu32_ residuals = exact ? load32_(residual) : shl_(K_(load8_to16)(residual), 8); /* 16 bits each */
             a = load32_(weight);
             b = shr_(a, 16);
             residual_a = and_(residuals, c->lower);
@@ -5522,8 +5503,8 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
     return 1;
 }
 
-/* The first stage of a pair: updates the moments. *x: the direction. w_buffer, compensation_buffer: the weights in fp32,
-   if the rule reads them; NULL: they are loaded from memory. largest: see store_moment_pair. Returns 0, with nothing
+/* The first stage of a pair: updates the moments. *x: the direction. w_buffer, compensation_buffer: the weights in
+   fp32, if the rule reads them; NULL: they are loaded from memory. largest: see store_moment_pair. Returns 0, with nothing
    stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                            const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int order,
@@ -5564,16 +5545,16 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
 FN_ pair_ K_(decode_pair)(const kopt_byte_ *code, int square) {
     pair_ x;
     if (square) { /* the upper halves of decode_q8 */
-        const vu32_ codes = load8_to16_(code);
+        const vu32_ codes = K_(load8_to16)(code);
         const vu32_ low = iadd_(shl_(codes, 4), isplat_(0x35903590u));
         const vu32_ high = iadd_(shl_(codes, 2), isplat_(0x3B843B84u));
-        const vu32_ minus_codes = mul16_(codes, isplat_(0xFFFFFFFFu)); /* has bit 12, as the roots have, if not 0 */
+        const vu32_ minus_codes = K_(mul16)(codes, isplat_(0xFFFFFFFFu)); /* has bit 12, as the roots have, if not 0 */
         const vu32_ roots = flush16_(K_(min16)(low, high), minus_codes);
         x.a = K_(bf16_low)(roots);
         x.b = K_(bf16_high)(roots);
     } else {
 #ifdef FP16_ /* E4M3 with gradual underflow: as fp16, all are half as large */
-        const vu32_ sign_and_mag = shl_(load8_to16_(code), 7);
+        const vu32_ sign_and_mag = shl_(K_(load8_to16)(code), 7);
         const vu32_ halves = iadd_(sign_and_mag, and_(sign_and_mag, isplat_(0x40004000u)));
         x.a = add_(K_(fp16_low)(halves), K_(fp16_low)(halves));
         x.b = add_(K_(fp16_high)(halves), K_(fp16_high)(halves));
@@ -5632,7 +5613,7 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const float *buffer, vf32_ invers
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
         const vu32_ number =
-            r == NULL ? half : add16_(load32_(base + 2 * i), mul16_(load32_(stride + 2 * i), store_number));
+            r == NULL ? half : add16_(load32_(base + 2 * i), K_(mul16)(load32_(stride + 2 * i), store_number));
         K_(encode_pair)(n - i < PAIR_ ? part : code + i, buffer, inverse, square, number, &c);
         buffer += PAIR_;
     }
@@ -5931,7 +5912,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
             if (random) {
                 r.number = load32_(number + 2 * (q - i));
                 r.stride = load32_(stride + 2 * (q - i));
-                store32_(number + 2 * (q - i), add16_(r.number, mul16_(r.stride, next_group)));
+                store32_(number + 2 * (q - i), add16_(r.number, K_(mul16)(r.stride, next_group)));
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, order, &x, NULL)) {
                 float buffer[PAIR_];
@@ -6115,18 +6096,20 @@ FN_ void K_(convert_array)(const kopt_conversion_ *c, kopt_format to, kopt_forma
     const kopt_byte_ *const src = c->src;
     kopt_byte_ *const dst = c->dst;
     size_t i = 0;
-    if (NT_STORES_ && n >= KOPT_NT_THRESHOLD_ / size && (uintptr_t)dst % size == 0) {
+#ifdef NT_STORES_
+    if (n >= KOPT_NT_THRESHOLD_ / size && (uintptr_t)dst % size == 0) {
         i = (64 - (uintptr_t)dst % 64) % 64 / size; /* up to the next cache line */
         K_(convert_general)(c, 0, i);
         for (; n - i >= LANES_; i += LANES_) {
             const vu32_ a = K_(convert_vector)(src + i * from_size, to, from);
             if (size == 4)
-                nt_store32_(dst + 4 * i, a);
+                K_(nt_store32)(dst + 4 * i, a);
             else
-                nt_store16_(dst + 2 * i, a);
+                K_(nt_store16)(dst + 2 * i, a);
         }
-        nt_fence_();
+        K_(nt_fence)();
     }
+#endif
     for (; n - i >= LANES_; i += LANES_)
         K_(store_n)(dst + i * size, size, LANES_, K_(convert_vector)(src + i * from_size, to, from));
     if (i < n) K_(convert_general)(c, i, n);
@@ -6157,7 +6140,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
     size_t i;
     for (i = 0; i < n; i += K_(lanes_left)(n, i)) {
         const vu32_ a = K_(load_n)(p + i * size, size, K_(lanes_left)(n, i));
-        found = mask_or_(found, ieq_(and_(a, exponent), exponent));
+        found = K_(mask_or)(found, ieq_(and_(a, exponent), exponent));
     }
     return !any_true_(found);
 }
@@ -6380,15 +6363,12 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef K_
 #undef FN_
 #undef scalars_
-#undef random_buffer_
 #undef constants_
-#undef moments_
 #undef element_
 #undef pair_
-#undef arrays_
+#undef moments_
 #undef half_pair_
 #undef random_pair_
-#undef random_counter_
 #undef norm_sums_
 #undef vf32_
 #undef vu32_
@@ -6411,10 +6391,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef or_
 #undef xor_
 #undef add16_
-#undef mul16_
 #undef igt_
 #undef ieq_
-#undef mask_or_
 #undef any_true_
 #undef select_
 #undef select_or_zero_
@@ -6425,14 +6403,12 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef store16_
 #undef widen_fp16_
 #undef narrow_fp16_
-#undef block_of_lane_
 #undef unpack_low16_
 #undef pack_high16_
 #undef imax_
 #undef LOADS_EXTEND_
 #undef REORDER_
 #undef ORDER_
-#undef load8_to16_
 #undef store8_from16_
 #undef flush16_
 #undef NOINLINE_FN_
@@ -6442,6 +6418,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef DIRECTIONS_
 #undef EACH_MOMENT_
 #undef FP16_
+#undef CORE_ONLY_
+#undef FLUSH_
 #undef GENERIC_FP16_
 #undef SPECIALIZATIONS_
 #undef SPECIALIZATIONS_IN_ORDER_
@@ -6452,7 +6430,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef CONVERT_ISA_
 #undef MIN_MAX_
 #undef ONE_LANE_
-#undef OPERATORS_
 #undef SPECIALIZED_
 #undef EVEN_ODD_
 #undef OPAQUE_
@@ -6467,15 +6444,9 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef TOOLS_ISA_
 #undef STAGES_ISA_
 #undef PAIR_
-#undef UNORDERED_
 #undef shl_
 #undef shr_
-#undef nt_store16_
-#undef nt_store32_
-#undef nt_fence_
-#undef CORE_ONLY_
 #undef CHECK_UNROUNDED_
-#undef FLUSH_
 #undef MATCHES_
 
 #elif defined(KOPT_IMPLEMENTING_) /* the implementation, continued */
@@ -6498,13 +6469,10 @@ typedef struct kopt_kernels_ {
 } kopt_kernels_;
 
 /* tools: the ISA whose all_finite, measure and tool this ISA uses (TOOLS_ISA_ of its vocabulary). */
-#define KOPT_KERNELS_(isa, tools)                                                                       \
-    {                                                                                                   \
-        kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
-            kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)                                   \
-    }
-#define KOPT_NO_KERNELS_ \
-    { NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
+#define KOPT_KERNELS_(isa, tools)                                                                    \
+    {kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
+     kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
+#define KOPT_NO_KERNELS_ {NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL)}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_SSE2_
@@ -6513,16 +6481,19 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_NO_KERNELS_,
 #endif
 #ifdef KOPT_AVX2_
-    KOPT_KERNELS_(avx2, avx2), KOPT_KERNELS_(avx512, avx2),
+    KOPT_KERNELS_(avx2, avx2),     KOPT_KERNELS_(avx512, avx2),
 #elif defined(KOPT_X86_)
-    KOPT_NO_KERNELS_, KOPT_KERNELS_(avx512, avx512),
+    KOPT_NO_KERNELS_,
+    KOPT_KERNELS_(avx512, avx512),
 #else
-    KOPT_NO_KERNELS_, KOPT_NO_KERNELS_,
+    KOPT_NO_KERNELS_,
+    KOPT_NO_KERNELS_,
 #endif
 #ifdef KOPT_NEON_
     KOPT_KERNELS_(neon, neon),
 #elif defined(KOPT_SIMD128_)
-    KOPT_NO_KERNELS_, KOPT_KERNELS_(simd128, simd128),
+    KOPT_NO_KERNELS_,
+    KOPT_KERNELS_(simd128, simd128),
 #endif
 };
 
@@ -6592,7 +6563,7 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
 #endif
         kopt_cpuid_(7, r);
         if ((saved & 0x06u) != 0x06u || (r[1] >> 5 & 1u) == 0) return 0; /* XMM and YMM; AVX2 */
-        if (isa == KOPT_ISA_AVX512) /* ZMM, masks; VL BW DQ F */
+        if (isa == KOPT_ISA_AVX512)                                      /* ZMM, masks; VL BW DQ F */
             return (saved & 0xE6u) == 0xE6u && (r[1] & 0xC0030000u) == 0xC0030000u;
     }
 #endif
@@ -7102,8 +7073,8 @@ static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow)
 }
 
 /* Does an array overlap the memory of a tensor? `except` is a set of kinds of memory that it may overlap. */
-static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, const kopt_tensor *t,
-                                                const kopt_layout_ *l, unsigned except) {
+static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, const kopt_tensor *t, const kopt_layout_ *l,
+                                                unsigned except) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *const end = kopt_memory_ranges_(span, t, l);
     for (a = span; a != end; a++)
         if ((except >> a->what & 1u) == 0 && kopt_overlap_(x, size, a->at, a->size)) return 1;
@@ -7208,10 +7179,10 @@ static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
     uint32_t value = crc->value;
 #ifdef KOPT_VECTORS16_
 #define KOPT_CRC_BYTE_(word, i, k) \
-    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k)-1][(word) >> (8 * (i) + 4) & 15u])
-#define KOPT_CRC_WORD_(word, k)                                                                     \
-    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k)-2) ^ KOPT_CRC_BYTE_(word, 2, (k)-4) ^ \
-     KOPT_CRC_BYTE_(word, 3, (k)-6))
+    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k) - 1][(word) >> (8 * (i) + 4) & 15u])
+#define KOPT_CRC_WORD_(word, k)                                                                         \
+    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k) - 2) ^ KOPT_CRC_BYTE_(word, 2, (k) - 4) ^ \
+     KOPT_CRC_BYTE_(word, 3, (k) - 6))
     for (; n >= 8; n -= 8, p += 8) {
         const uint32_t low = kopt_load_le32_(p) ^ value, high = kopt_load_le32_(p + 4);
         value = KOPT_CRC_WORD_(low, 15) ^ KOPT_CRC_WORD_(high, 7);
@@ -8538,8 +8509,8 @@ KOPT_API_ kopt_result kopt_convert(void *dst, kopt_format dst_format, const void
 KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
                                               kopt_format src_format, size_t n, kopt_random_key key) {
     const kopt_conversion_ c = {
-        (kopt_byte_ *)dst,    (const kopt_byte_ *)src, dst_format,      src_format, n,
-        KOPT_RANDOM_CONVERT_, key.seed,                key.first_index, key.step,   key.id};
+        (kopt_byte_ *)dst, (const kopt_byte_ *)src, dst_format, src_format, n, KOPT_RANDOM_CONVERT_,
+        key.seed,          key.first_index,         key.step,   key.id};
     return kopt_convert_run_(&c);
 }
 

@@ -3,7 +3,8 @@
 
 It shares no code with kahan_opt.h: rounding is exact integer arithmetic on (significand, exponent), the random numbers
 are Philox in 64-bit integers, a step is float32 with one operation at a time, 1 - beta is Python's integers, a
-checkpoint is put together byte by byte. The order of the cases and their inputs are those of tests/probe.c. Run: python3 tests/probe.py | diff - tests/golden.txt
+checkpoint is put together byte by byte. The order of the cases and their inputs are those of tests/probe.c.
+Run: python3 tests/probe.py | diff - tests/golden.txt
 """
 import math
 import struct

@@ -150,28 +150,17 @@ def defined_functions(text):
 
 
 def check_order(tree):
-    """the public functions are defined in the order of their declarations"""
-    declared = declared_functions(tree)
+    """each public function is defined once, those of a room in the order of their declarations"""
+    declared, text = declared_functions(tree), tree.read(HEADER)
     number = {name: k for k, name in enumerate(declared)}
-    defined = [(line, name) for line, name in defined_functions(tree.read(HEADER)) if name in number]
+    defined = [(line, name) for line, name in defined_functions(text) if name in number]
     defined = [d for k, d in enumerate(defined) if k == 0 or defined[k - 1][1] != d[1]]  # one of two by #if
     wrong = ["%s is declared, and its definition is not found" % name for name in declared
              if name not in {n for _, n in defined}]
-    ends, tails, before = [], [], {}  # the longest run in order stays; what is not in it is out of order
-    for k, (_, name) in enumerate(defined):
-        at = bisect.bisect_left(ends, number[name])
-        ends[at:at + 1] = [number[name]]
-        tails[at:at + 1] = [k]
-        before[k] = tails[at - 1] if at else None
-    k, stay = tails[-1] if tails else None, set()
-    while k is not None:
-        stay.add(k)
-        k = before[k]
-    for k, (line, name) in enumerate(defined):
-        if k not in stay:
-            where = number[name]
-            wrong.append("line %d: %s is declared %s" % (line, name, "after %s" % declared[where - 1] if where else
-                                                         "before all others"))
+    rooms = [k + 1 for k, line in enumerate(text.split("\n")) if line.startswith("/* ----")]
+    for (before, first), (line, name) in zip(defined, defined[1:]):
+        if bisect.bisect(rooms, before) == bisect.bisect(rooms, line) and number[name] < number[first]:
+            wrong.append("line %d: %s is declared before %s" % (line, name, first))
     return wrong
 
 
@@ -494,12 +483,10 @@ CHECKS = [check_contents, check_stretches, check_order, check_reference, check_s
 
 
 def swapped_definitions(tree):
-    """The header with two functions of the implementation, which are in order, in each other's place."""
-    text, wrong = tree.read(HEADER), " ".join(check_order(tree))
-    right = [name for _, name in defined_functions(text) if ": %s is" % name not in wrong]
-    swap = {right[-1]: right[0], right[0]: right[-1]}
+    """The header with the definitions of two constructors in each other's place."""
+    text, swap = tree.read(HEADER), {"kopt_sgd": "kopt_radam", "kopt_radam": "kopt_sgd"}
     begin = re.search(r"^/\* IMPLEMENTATION\b", text, re.M).start()
-    return text[:begin] + re.sub(r"\b(%s|%s)(?=\()" % tuple(swap), lambda m: swap[m.group(1)], text[begin:])
+    return text[:begin] + re.sub(r"\b(kopt_sgd|kopt_radam)(?=\()", lambda m: swap[m.group(1)], text[begin:])
 
 
 def faults(tree):
