@@ -4,7 +4,8 @@
 
 Registers hold bits: uint8_t for a predicate, else an unsigned integer of their width. A statement gives its operands
 the type of its instruction. What this file does not know is an error. --swap exchanges the first two registers of the
-first 16-byte load of global memory in a kernel: a mistake that tests must notice. KERNEL is the name in C.
+first 16-byte load of global memory in a kernel: a mistake that tests must notice. KERNEL is how the name
+begins, with the values of a template as they are in PTX.
 """
 
 import re
@@ -545,7 +546,7 @@ def main(arguments):
     with open(arguments[0], encoding="ascii") as file:
         text = file.read()
     if "--swap" in options:
-        load = rf"(\.entry _Z\d+{options['--swap']}\d.*?ld\.global\.v4\.\w+\s*\{{)(%\w+), (%\w+)"
+        load = rf"(\.entry _Z\d+{options['--swap']}.*?ld\.global\.v4\.\w+\s*\{{)(%\w+), (%\w+)"
         text, count = re.subn(load, r"\1\3, \2", text, count=1, flags=re.S)
         if not count:
             sys.exit(f"ptx.py: no kernel {options['--swap']} with a load of 16 bytes")
@@ -553,7 +554,7 @@ def main(arguments):
         module = Module(text)
     except Unknown as error:
         sys.exit(f"ptx.py: {arguments[0]}: {error}")
-    only = re.compile(rf"_Z\d+{options['--only']}\d" if "--only" in options else "")
+    only = re.compile(rf"_Z\d+{options['--only']}" if "--only" in options else "")
     kernels = [f for f in module.functions.values() if f.kind == "entry" and only.match(f.name)]
     if not kernels:
         sys.exit("ptx.py: no kernels")
