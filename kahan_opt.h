@@ -4616,7 +4616,9 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_jo
 
 /* Steps the elements [begin, end): all stages of an element, then the next element. */
 NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, 0);
+#endif
 }
 #else                           /* vectors */
 /* ---- pairs of vectors ---- */

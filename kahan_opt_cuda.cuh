@@ -14,15 +14,17 @@
            kopt_cuda_group all = {opt, tensors, count};
            size_t size = kopt_cuda_plan_size(&all, 1), i;
            void *bytes = malloc(size), *device = NULL;
-           for (i = 0; i < count; i++)
-               if (kopt_cuda_state_init(opt, &tensors[i], NULL, NULL) != KOPT_OK) return 0;
-           return cudaMalloc(&device, size) == cudaSuccess &&
-                  kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
-                  kopt_cuda_plan_upload(plan, device, bytes, NULL) == KOPT_OK;
+           int good = cudaMalloc(&device, size) == cudaSuccess;
+           for (i = 0; i < count; i++) good &= kopt_cuda_state_init(opt, &tensors[i], NULL, NULL) == KOPT_OK;
+           good = good && kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
+                  kopt_cuda_plan_upload(plan, device, bytes, NULL) == KOPT_OK &&
+                  cudaStreamSynchronize(NULL) == cudaSuccess;
+           free(bytes);
+           return good;
        }
 
-   After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). docs/gpu.md shows graphs, clipping,
-   checkpoints, NCCL and PyTorch.
+   After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). At the end: cudaFree(plan.device).
+   docs/gpu.md shows graphs, clipping, checkpoints, NCCL and PyTorch.
 
    NAMES              kopt_cuda_plan_X acts on a plan. Every other kopt_cuda_X does on device memory, on a stream, what
                       kopt_X does on the CPU.
@@ -50,7 +52,7 @@
               (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* everything except the vocabulary, for which kahan_opt.h includes this file */
-#ifdef __CUDACC__
+#ifdef __NVCC__
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 177 /* unused static functions */
 #endif
@@ -131,8 +133,8 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *de
 /* For tensors that move: new addresses of weight, grad, state and copy of the tensors `first` to first + count - 1 of
    the plan, in the order of its lists. Their contents move with them, but a gradient may be a new one. The call is a
    launch for each 96 tensors, with the addresses as its arguments. Nothing else of the tensors is read but n. If that
-   is not n of the plan, or if a copy or a state is there that was not, or the other way round, the tensor stays where it
-   is and the status says KOPT_ERROR_MISMATCH. KOPT_ERROR_BOUNDS: there are no such tensors. */
+   is not n of the plan, or if a copy or a state is there where none was, or the other way round, the tensor stays where
+   it is and the status says KOPT_ERROR_MISMATCH. KOPT_ERROR_BOUNDS: there are no such tensors. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
                                                       const kopt_tensor *tensors, void *stream);
 
@@ -239,6 +241,9 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a
 #if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_)
 #define KOPT_CUDA_IMPLEMENTED_
 
+#ifdef __CUDACC_DEBUG__
+#error "nvcc -G makes 140 MB of PTX of this file, where everything is inlined: use -lineinfo in its place"
+#endif
 #include <cuda_runtime.h>
 #ifdef __CUDA_ARCH__
 #define KOPT_UNROLL_ _Pragma("unroll")
@@ -247,7 +252,6 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a
 #define KOPT_UNROLL_
 #define KOPT_ROLL_
 #endif
-#define KOPT_CUDA_ALIGNED_ __align__(16)
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ __device__
 
 /* The kernel section of kahan_opt.h in the vocabulary at the end of this file: one lane, everything inlined, no
@@ -266,7 +270,7 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a
 
 /* ---- the data structures in GPU memory ---- */
 
-typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_group_ {
+typedef struct __align__(16) kopt_cuda_group_ {
     kopt_scalars_cuda_ k; /* of the current step. Kernels load its first 16 words as vectors */
     uint32_t step_number, unused;
     kopt_step step;
@@ -289,7 +293,7 @@ typedef struct kopt_cuda_control_ {
 /* Element i of a tensor has position x = i + pad. Eight elements whose first position is a multiple of 8 are an octet;
    one thread steps an octet at a time. Except with 8-bit moments, where pad is 0, the position of an element is
    congruent to its global index modulo 256, so the 8 elements of an octet share one Philox block. */
-typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
+typedef struct __align__(16) kopt_cuda_tensor_ {
     kopt_byte_ *weight, *grad, *copy, *state, *residual, *moment[4], *slow, *slow_residual;
     uint64_t scale;    /* of 8-bit moments: where the scales are after the codes */
     uint64_t pad, end; /* position of the first element, and the position after the last */
@@ -332,9 +336,11 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_find_(const uint32_t *first, uint32_t count, ui
 
 /* ---- loads and stores of global memory in PTX, with exactly this width and in exactly this order ---- */
 
-/* bytes: 8, with alignment 8; or a multiple of 16, with alignment 16. */
+/* bytes: 4 (loads) or 8, with this alignment; or a multiple of 16, with alignment 16. */
 KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
-    if (bytes == 8) {
+    if (bytes == 4) {
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    } else if (bytes == 8) {
         asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     } else {
         KOPT_UNROLL_
@@ -343,12 +349,6 @@ KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, s
                          : "=r"(to[4 * i]), "=r"(to[4 * i + 1]), "=r"(to[4 * i + 2]), "=r"(to[4 * i + 3])
                          : "l"(from + 16 * i));
     }
-}
-
-KOPT_CUDA_FN_ uint32_t kopt_cuda_load_word_(const kopt_byte_ *p) {
-    uint32_t a;
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
-    return a;
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_store_words_(kopt_byte_ *to, const uint32_t *from, size_t bytes) {
@@ -434,20 +434,12 @@ KOPT_CUDA_FN_ kopt_philox_key_ kopt_cuda_key_(const kopt_cuda_tensor_ *t, const 
     return kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
 }
 
-/* The random numbers of a pair of elements, 2 * k and 2 * k + 1 of an octet (see kopt_random_combine_): number 0, and
-   2 * other, each modulo 2^16 with any bits above. word: that of the pair. multiplier: of the octet. */
-typedef struct kopt_cuda_random_ {
-    uint32_t number[2], stride[2];
-} kopt_cuda_random_;
-
-KOPT_CUDA_FN_ kopt_cuda_random_ kopt_cuda_random_of_(uint32_t word, uint32_t multiplier) {
-    kopt_cuda_random_ r;
-    const uint32_t low = word & 0xFFFFu, high = word >> 16;
-    r.stride[0] = 2 * high;
-    r.stride[1] = 2 * low;
-    r.number[0] = low + high * (2 * multiplier);
-    r.number[1] = high + low * (2 * multiplier);
-    return r;
+/* Number 0 of an element of a pair (see kopt_random_combine_), and *stride, 2 * other, each modulo 2^16 with any bits
+   above. word: that of the pair; half: which of the two; multiplier: of the octet. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_number_(uint32_t word, int half, uint32_t multiplier, uint32_t *stride) {
+    const uint32_t low = word & 0xFFFFu, high = word >> 16, other = half == 0 ? high : low;
+    *stride = 2 * other;
+    return (half == 0 ? low : high) + other * (2 * multiplier);
 }
 
 /* ---- elements: any kind, any value, any alignment ---- */
@@ -619,7 +611,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tens
     for (m = 0; m < 4; m++)
         if (m < kind.moment_count) {
             kopt_cuda_load_octet_(x->moment[m], t->moment[m], i, moment_size);
-            if (kind.buffered) x->scale[m] = kopt_cuda_load_word_(kopt_cuda_scale_at_(t, m, i));
+            if (kind.buffered) kopt_cuda_load_words_(x->scale + m, kopt_cuda_scale_at_(t, m, i), 4);
         }
     if (sync) {
         kopt_cuda_load_octet_(x->moment[2], t->slow, i, weight_size);
@@ -708,11 +700,10 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
     int pair, m, half;
 #pragma unroll PAIRS
     for (pair = 0; pair < 4; pair++) {
-        const kopt_cuda_random_ r = kopt_cuda_random_of_(w[0], multiplier);
-        uint32_t weight[2], residual[2], moment[4][2];
+        uint32_t weight[2], residual[2], moment[4][2], stride;
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
-            const uint32_t number = r.number[half] & 0xFFFFu;
+            const uint32_t number = kopt_cuda_number_(w[0], half, multiplier, &stride) & 0xFFFFu;
             kopt_half_pair_octet_ h;
             kopt_vf32_octet_ compensation, update;
             const uint32_t rest = kopt_cuda_first_(x->residual, residual_size, half);
@@ -726,8 +717,8 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
                         : kopt_square_if_octet_(
                               kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), kind.moment),
                               kopt_stores_root_(kind, m));
-            update = kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, r.stride[half],
-                                                0, 2 /* RANDOM_ZERO_EXTENDED_ */, &h);
+            update = kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, stride, 0,
+                                                2 /* RANDOM_ZERO_EXTENDED_ */, &h);
             *largest_moment = kopt_imax_octet_(*largest_moment, h.largest);
             update = kopt_update_octet_(k, update, old);
             if (k->sync) {
@@ -801,11 +792,11 @@ KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], uint32_t moment[8]
     codes[0] = codes[1] = 0;
 #pragma unroll PAIRS
     for (pair = 0; pair < 4; pair++) {
-        const kopt_cuda_random_ r = kopt_cuda_random_of_(w[0], multiplier);
-        uint32_t u[2];
+        uint32_t u[2], stride;
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
-            const uint32_t number = r.number[half] + ((uint32_t)m + 1) * r.stride[half];
+            uint32_t number = kopt_cuda_number_(w[0], half, multiplier, &stride);
+            number += ((uint32_t)m + 1) * stride;
             u[half] = kopt_encode_q8_octet_(kopt_mul_octet_(moment[half], inverse), square,
                                             stochastic ? number & 0xFFFFu : 0x8000u);
             if (!square) u[half] |= u[half] >> 8; /* encode_q8 leaves the sign in bit 31: it belongs into bit 23 */
@@ -820,12 +811,6 @@ KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], uint32_t moment[8]
 
 KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
     atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(x));
-}
-
-KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
-    int distance;
-    for (distance = 16; distance > 0; distance >>= 1) x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
-    return x;
 }
 
 /* The next element in the place of the first of 8: the others move up. */
@@ -851,7 +836,8 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
         if (m >= kind.moment_count) continue;
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) largest = max(largest, x->moment[m][q] & 0x7FFFFFFFu);
-        scale[m] = kopt_scale_q8_(kopt_cuda_warp_largest_(largest), kopt_is_square_(kind.rule, m));
+        for (q = 16; q > 0; q >>= 1) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, q));
+        scale[m] = kopt_scale_q8_(largest, kopt_is_square_(kind.rule, m));
     }
     __syncwarp(); /* all lanes have read the old scales, which lane 0 overwrites now */
     KOPT_UNROLL_
@@ -1018,9 +1004,7 @@ __launch_bounds__(KOPT_THREADS_,
     X(weight, KOPT_F32, -1, KOPT_CUDA_ANY_)  \
     X(weight, KOPT_BF16, -1, KOPT_CUDA_ANY_) \
     X(weight, KOPT_FP16, -1, KOPT_CUDA_ANY_) X(weight, KOPT_Q8, -1, KOPT_CUDA_ANY_)
-#ifdef KOPT_CUDA_TRY_ /* while trying */
-#define KOPT_CUDA_STEPS_(X) KOPT_CUDA_TRY_(X)
-#else
+#ifndef KOPT_CUDA_STEPS_ /* fewer of them, to try something */
 #define KOPT_CUDA_STEPS_(X)                                        \
     KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_ADAM_) \
     KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_ADAM_)  \
@@ -1038,7 +1022,7 @@ __launch_bounds__(KOPT_THREADS_,
 #endif
 
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group
-        at a time; the last warp takes what all groups share ---- */
+        at a time; a lane of the last warp takes what all groups share ---- */
 
 enum { KOPT_PROLOGUE_PAIRS_ = 64, KOPT_PROLOGUE_THREADS_ = 2 * KOPT_PROLOGUE_PAIRS_ + 32 };
 
@@ -1048,86 +1032,7 @@ typedef struct kopt_cuda_shared_ {
     uint32_t result, skip;
 } kopt_cuda_shared_;
 
-/* As kopt_clip_coefficient(), for a known norm: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
-KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, double grad_scale) {
-    const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63));
-    const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), KOPT_1E_MINUS_6_));
-    return kopt_less64_(clip, 1) ? clip : 1;
-}
-
-KOPT_CUDA_FN_ double kopt_cuda_read_(const float *p) {
-    double x;
-    asm("cvt.f64.f32 %0, %1;" : "=d"(x) : "f"(*p));
-    return x;
-}
-
-/* As kopt_norm_root_(), by all lanes of a warp. Lane i has limb i. An estimate of the first 54 bits of the root is at
-   most 4 off; their exact remainder corrects it. */
-KOPT_CUDA_FN_ double kopt_cuda_norm_root_(const kopt_norm *norm, uint32_t lane) {
-    const uint32_t all = 0xFFFFFFFFu;
-    uint64_t digit = lane < 20 ? norm->digit[lane] : 0, a, b, c, high, low, root;
-    uint32_t limbs, below[4], top, shift, i;
-    int64_t remainder;
-    double estimate;
-    if (norm->nonfinite != 0) return kopt_bits_to_f64_((uint64_t)0x7FF << 52);
-    while (__any_sync(all, lane < 19 && digit >> 32 != 0)) { /* propagate carries */
-        const uint32_t carry = lane < 19 ? (uint32_t)(digit >> 32) : 0;
-        if (lane < 19) digit &= 0xFFFFFFFFu;
-        digit += __shfl_sync(all, carry, (lane + 31) & 31);
-    }
-    limbs = __ballot_sync(all, digit != 0);
-    if (limbs == 0) return 0;
-    top = 31 - (uint32_t)(__clz((int)limbs));
-    a = __shfl_sync(all, (unsigned long long)digit, (int)top);
-    KOPT_UNROLL_
-    for (i = 0; i < 4; i++) /* lanes 28 to 31 have 0 */
-        below[i] = __shfl_sync(all, (uint32_t)(digit & 0xFFFFFFFFu), (top + 31 - i) & 31);
-    limbs &= top > 4 ? (1u << (top - 4)) - 1 : 0; /* those that follow */
-    b = (uint64_t)below[0] << 32 | below[1];
-    c = (uint64_t)below[2] << 32 | below[3];
-    /* Left-justify the pairs of bits. The first 54 pairs, 108 bits, determine 54 bits of the root. */
-    shift = (uint32_t)(__clzll((long long)a)) & ~1u;
-    high = a << shift | b >> 1 >> (63 - shift);
-    low = b << shift | c >> 1 >> (63 - shift);
-    asm("{ .reg .f64 x; cvt.rn.f64.u64 x, %1; sqrt.rn.f64 %0, x; }" : "=d"(estimate) : "l"(high));
-    estimate = kopt_mul64_(estimate, 4194304);
-    asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(root) : "d"(estimate));
-    remainder = (int64_t)((high << 44 | low >> 20) - root * root); /* below 2^58: the high bits cancel */
-    while (remainder < 0) remainder += (int64_t)(2 * --root + 1);
-    while (remainder > (int64_t)(2 * root)) remainder -= (int64_t)(2 * root++ + 1);
-    i = remainder != 0 || (low & 0xFFFFFu) != 0 || c << shift != 0 || limbs != 0; /* is the root inexact? */
-    root = (root >> 1) + ((root & 1u) != 0 && (i != 0 || (root & 2u) != 0));
-    return kopt_bits_to_f64_(((uint64_t)(16 * top + 32 - shift / 2 + 872) << 52) + root);
-}
-
-/* By all lanes of one warp. */
-KOPT_CUDA_FN_ void kopt_cuda_share_(kopt_cuda_control_ *c, uint32_t lane, kopt_cuda_shared_ *shared) {
-    const float *const found_inf = c->options.found_inf;
-    const int needs_stats = c->options.check_finite || c->options.max_norm > 0;
-    const int ready = lane == 0 && c->ready != 0; /* the lane that resets it */
-    const int nonfinite = c->norm.nonfinite != 0;
-    const double norm = needs_stats ? kopt_cuda_norm_root_(&c->norm, lane) : 0;
-    if (lane != 0) return;
-    shared->norm = norm;
-    shared->result = needs_stats && !ready ? KOPT_ERROR_STEP : KOPT_OK;
-    shared->skip = (needs_stats && nonfinite) || (found_inf != NULL && (kopt_as_u32_(*found_inf) & 0x7FFFFFFFu) != 0);
-    if (needs_stats) c->status.norm = norm;
-    c->ready = 0;
-}
-
-/* Loads all of the optimizer at once, so that the prologue waits for memory once. */
-KOPT_CUDA_FN_ kopt_optimizer kopt_cuda_load_optimizer_(const kopt_cuda_group_ *group) {
-    enum { BYTES = offsetof(kopt_cuda_group_, opt) % 16 == 0 && sizeof(kopt_optimizer) % 16 == 0 ? 16 : 8 };
-    union {
-        uint32_t words[sizeof(kopt_optimizer) / 4];
-        kopt_optimizer opt;
-    } local;
-    size_t i;
-    KOPT_UNROLL_
-    for (i = 0; i < sizeof local; i += BYTES)
-        kopt_cuda_load_words_(local.words + i / 4, (const kopt_byte_ *)(&group->opt) + i, BYTES);
-    return local.opt;
-}
+KOPT_CUDA_FN_ double kopt_cuda_double_(float x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(x)); }
 
 /* The scalars of a group's step, by a pair of lanes. The norm is not known yet: with max_norm the clip is 0 here.
    Returns 0 if one of the scalars overflows. */
@@ -1135,11 +1040,11 @@ KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimi
     const double clip = opt->clip;
     int valid = 1;
     if (options->lr != NULL) {
-        opt->lr = kopt_cuda_read_(options->lr);
+        opt->lr = kopt_cuda_double_(*options->lr);
         valid = kopt_from_0_to_(opt->lr, KOPT_3E38_);
     }
     if (options->loss_scale != NULL)
-        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_read_(options->loss_scale));
+        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_double_(*options->loss_scale));
     if (options->max_norm > 0) opt->clip = 0;
     kopt_copy_options_(opt, s);
     valid &= kopt_compute_scalars_(opt, s);
@@ -1147,9 +1052,12 @@ KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimi
     return valid;
 }
 
-/* The scale of the gradients with max_norm, as in kopt_compute_scalars_(). Returns 0 if it overflows. */
+/* The scale of the gradients with max_norm, as in kopt_compute_scalars_(), with the coefficient of
+   kopt_clip_coefficient(): max_norm / (norm * |grad_scale| + 1e-6), at most 1. Returns 0 if it overflows. */
 KOPT_CUDA_FN_ int kopt_cuda_clip_(double norm, double max_norm, const kopt_optimizer *opt, kopt_step *s) {
-    const double clip = kopt_mul64_(opt->clip, kopt_cuda_clip_coefficient_(norm, max_norm, opt->grad_scale));
+    const double scale = kopt_bits_to_f64_(kopt_bits64_(opt->grad_scale) & ~((uint64_t)1 << 63));
+    double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), KOPT_1E_MINUS_6_));
+    clip = kopt_mul64_(opt->clip, kopt_less64_(clip, 1) ? clip : 1);
     s->grad_scale = kopt_mul_(kopt_to_float_(opt->grad_scale), kopt_to_float_(clip));
     if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     return kopt_finite_(s->grad_scale);
@@ -1168,10 +1076,15 @@ KOPT_CUDA_FN_ void kopt_cuda_store_step_(kopt_cuda_group_ *group, const kopt_ste
     group->result = result;
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, uint64_t count, uint32_t thread,
-                                       kopt_cuda_shared_ *shared) {
+static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
+    kopt_cuda_prologue_kernel_(const kopt_cuda_arguments_ a) {
+    __shared__ kopt_cuda_shared_ shared;
+    kopt_cuda_control_ *const c = a.control;
+    kopt_cuda_group_ *const groups = a.groups;
+    const uint64_t count = c->groups;
+    const uint32_t thread = threadIdx.x;
     const kopt_cuda_options options = c->options;
-    const int shares = thread >= 2 * KOPT_PROLOGUE_PAIRS_;
+    const int shares = thread >= 2 * KOPT_PROLOGUE_PAIRS_, measured = options.check_finite || options.max_norm > 0;
     uint64_t first = 0, g;
     int failed = 0, skip;
     do {
@@ -1179,16 +1092,21 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
         kopt_step s;
         int valid = 1;
         g = first + thread / 2;
-        if (shares) {
-            if (first == 0) kopt_cuda_share_(c, thread & 31, shared);
-        } else if (g < count) {
-            opt = kopt_cuda_load_optimizer_(&groups[g]);
+        if (thread == 2 * KOPT_PROLOGUE_PAIRS_ && first == 0) {
+            shared.norm = measured ? kopt_norm_root_(&c->norm) : 0;
+            shared.result = measured && !c->ready ? KOPT_ERROR_STEP : KOPT_OK;
+            shared.skip = (measured && c->norm.nonfinite != 0) ||
+                          (options.found_inf != NULL && (kopt_as_u32_(*options.found_inf) & 0x7FFFFFFFu) != 0);
+            if (measured) c->status.norm = shared.norm;
+            c->ready = 0;
+        } else if (!shares && g < count) {
+            opt = groups[g].opt; /* all at once: one wait for memory */
             valid = kopt_cuda_begin_(&options, &opt, &s);
         }
         __syncthreads();
         if (!shares && g < count) {
             uint32_t result;
-            if (options.max_norm > 0) valid &= kopt_cuda_clip_(shared->norm, options.max_norm, &opt, &s);
+            if (options.max_norm > 0) valid &= kopt_cuda_clip_(shared.norm, options.max_norm, &opt, &s);
             result = opt.step == 0xFFFFFFFFu ? KOPT_ERROR_STEP : valid ? KOPT_OK : KOPT_ERROR_RANGE;
             if ((thread & 1) == 0) kopt_cuda_store_step_(&groups[g], &s, result);
             failed |= result != KOPT_OK;
@@ -1196,22 +1114,16 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
         first += KOPT_PROLOGUE_PAIRS_;
     } while (first < count);
     failed = __syncthreads_or(failed);
-    skip = failed || shared->skip != 0 || shared->result != KOPT_OK;
+    skip = failed || shared.skip != 0 || shared.result != KOPT_OK;
     if (thread == 0) { /* is the step made? */
-        uint32_t result = shared->result;
-        for (g = 0; failed && shared->skip == 0 && g < count; g++)
+        uint32_t result = shared.result;
+        for (g = 0; failed && shared.skip == 0 && g < count; g++)
             if (groups[g].result != KOPT_OK) result = groups[g].result;
         c->skip = c->status.skipped = (uint32_t)skip;
         c->status.result = result;
         kopt_cuda_add_(skip ? &c->status.skips : &c->status.steps, 1);
     }
     for (g = thread; g < count && !skip; g += KOPT_PROLOGUE_THREADS_) atomicAdd(&groups[g].opt.step, 1u);
-}
-
-static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
-    kopt_cuda_prologue_kernel_(const kopt_cuda_arguments_ a) {
-    __shared__ kopt_cuda_shared_ shared;
-    kopt_cuda_prologue_(a.control, a.groups, a.control->groups, threadIdx.x, &shared);
 }
 
 /* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. There is a bin for
@@ -1278,16 +1190,10 @@ KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t column, const uint32_t packed
     for (q = 0; q < 4; q++) carries |= (packed[q] & masks) + ones;
     if ((carries & 0x80008000u) != 0) { /* the largest exponent, and 1 */
         KOPT_UNROLL_
-        for (q = 0; q < 4; q++) {
-            kopt_cuda_add_square16_(column, packed[q], all, 0);
-            kopt_cuda_add_square16_(column, packed[q] >> 16, all, 0);
-        }
-        return;
-    }
-    KOPT_UNROLL_
-    for (q = 0; q < 4; q++) {
-        kopt_cuda_add_square16_(column, packed[q], all, 1);
-        kopt_cuda_add_square16_(column, packed[q] >> 16, all, 1);
+        for (q = 0; q < 8; q++) kopt_cuda_add_square16_(column, packed[q >> 1] >> 16 * (q & 1), all, 0);
+    } else {
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_add_square16_(column, packed[q >> 1] >> 16 * (q & 1), all, 1);
     }
 }
 
@@ -1336,13 +1242,6 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     }
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_clear_(uint32_t *slots, uint32_t thread) {
-    uint4 *const four = reinterpret_cast<uint4 *>(slots);
-    uint32_t i;
-    KOPT_UNROLL_
-    for (i = 0; i < 256 * 32 / 4; i += KOPT_THREADS_) four[i + thread] = make_uint4(0, 0, 0, 0);
-}
-
 /* Adds the slots of bin number `thread` to its two sums, and clears them, four slots at a time. The thread begins at a
    column that depends on its number, so that 8 threads use different memory banks. */
 KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread, uint32_t all) {
@@ -1387,28 +1286,6 @@ KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sums[2], uint32_
     }
 }
 
-/* The last thread block to finish makes the norm from the bins, one bin per thread. */
-KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks, uint32_t thread, uint32_t all,
-                                     uint32_t *last) {
-    uint64_t sums[2];
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) {
-        *last = atomicAdd(&c->arrived, 1u) == blocks - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!*last) return;
-    sums[0] = c->bins[0][thread];
-    sums[1] = c->bins[1][thread];
-    kopt_cuda_deliver_(&c->norm, sums, thread, all);
-    __threadfence();
-    __syncthreads();
-    if (thread != 0) return;
-    kopt_norm_carry_(&c->norm);
-    c->ready = 1;
-}
-
 /* A round is 8 tasks, one for each warp. It adds at most 8 * width / 32 = 256 numbers to a slot (with fp32: half the
    width but two lanes). Each number is below 2^24; for fp16 at most 2047^2, for bf16 at most 255^2. So the sum of 1, 4
    or 256 rounds fits into 32 bits. */
@@ -1419,8 +1296,8 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kerne
     const uint32_t max_rounds = ALL == KOPT_BF16 ? 256 : ALL == KOPT_FP16 ? 4 : 1, thread = threadIdx.x;
     const uint32_t column = kopt_cuda_column_(slots, thread & 31, ALL);
     uint64_t sums[2] = {0, 0}; /* of bin number `thread` */
-    uint32_t rounds = 0, base = blockIdx.x * KOPT_WARPS_;
-    kopt_cuda_clear_(slots, thread);
+    uint32_t rounds = 0, base = blockIdx.x * KOPT_WARPS_, i;
+    for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
     for (; base < a.count; base += gridDim.x * KOPT_WARPS_) {
         if (base + (thread >> 5) < a.count) kopt_cuda_stats_lane_<ALL>(&a, base + (thread >> 5), thread & 31, column);
@@ -1435,11 +1312,27 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kerne
     kopt_cuda_collect_(sums, slots, thread, ALL);
     if (sums[0] != 0) kopt_cuda_add_(&a.control->bins[0][thread], sums[0]);
     if (sums[1] != 0) kopt_cuda_add_(&a.control->bins[1][thread], sums[1]);
-    kopt_cuda_arrive_(a.control, gridDim.x, thread, ALL, &last);
+    /* the last thread block to finish makes the norm from the bins, one bin per thread */
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) {
+        last = atomicAdd(&a.control->arrived, 1u) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+    sums[0] = a.control->bins[0][thread];
+    sums[1] = a.control->bins[1][thread];
+    kopt_cuda_deliver_(&a.control->norm, sums, thread, ALL);
+    __threadfence();
+    __syncthreads();
+    if (thread != 0) return;
+    kopt_norm_carry_(&a.control->norm);
+    a.control->ready = 1;
 }
 
 /* ---- StableAdamW: the sum of the squares of each tensor's ratios, before the step. A round is 4096 elements of one
-        tensor, 512 for each warp. Each thread has the two sums of a bin, which it keeps until the tensor changes ---- */
+        tensor, 512 for each warp. Each thread has the sums of a bin, which it keeps until the tensor changes ---- */
 
 /* The ratio of element i, of any value, at any alignment and with L2. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_ratio_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
@@ -1476,7 +1369,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
         for (half = 0; half < 2; half++) {
             kopt_cuda_load_octet_(p[half].grad, t->grad, i + 256 * half, kopt_bytes_of_((kopt_format)t->grad_format));
             kopt_cuda_load_octet_(p[half].v, t->moment[1], i + 256 * half, t->moment_size);
-            if (format == KOPT_Q8) p[half].scale = kopt_cuda_load_word_(kopt_cuda_scale_at_(t, 1, i + 256 * half));
+            if (format == KOPT_Q8) kopt_cuda_load_words_(&p[half].scale, kopt_cuda_scale_at_(t, 1, i + 256 * half), 4);
         }
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
@@ -1507,8 +1400,8 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_measure_ker
     const uint32_t thread = threadIdx.x, lane = thread & 31, count = a.control->skip ? 0 : a.count;
     const uint32_t column = kopt_cuda_column_(slots, lane, KOPT_F32);
     uint64_t sums[2] = {0, 0}; /* of this thread's bin */
-    uint32_t round, index, next;
-    kopt_cuda_clear_(slots, thread);
+    uint32_t round, index, next, i;
+    for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
     index = kopt_cuda_find_(a.first_round, a.tensor_count, blockIdx.x, lane);
     for (round = blockIdx.x; round < count; round += gridDim.x, index = next) {
@@ -1897,6 +1790,14 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
     return kopt_cuda_layout_(&plan, groups, count) == KOPT_OK ? plan.size : 0;
 }
 
+/* The positions of n elements from this global index on; mask: the bits of the index that are in the position. */
+static void kopt_cuda_span_(kopt_cuda_tensor_ *d, uint64_t first_index, uint64_t n, uint64_t mask) {
+    d->pad = first_index & mask;
+    d->end = d->pad + n;
+    d->first = first_index - d->pad;
+    d->complete = n < 8 ? 0 : n - 7;
+}
+
 static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
     const int moments = kopt_moments_(opt), blocks = moments > 0 && opt->moment_format == KOPT_Q8;
@@ -1918,10 +1819,7 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     d->grad_format = (uint8_t)t->grad_format;
     d->copy_format = (uint8_t)(t->copy == NULL ? KOPT_F32 : t->copy_format);
     /* 8-bit moments: blocks are counted from the tensor's first element, whatever its global index is. */
-    d->pad = blocks ? 0 : t->first_index & 255;
-    d->end = d->pad + t->n;
-    d->first = t->first_index - d->pad;
-    d->complete = t->n < 8 ? 0 : t->n - 7;
+    kopt_cuda_span_(d, t->first_index, t->n, blocks ? 0 : 255);
     kopt_cuda_place_(d, t->weight, t->grad, t->state, t->copy);
 }
 
@@ -2135,21 +2033,18 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
     return a.control == NULL ? NULL : &a.control->norm;
 }
 
-/* The checks of kopt_state_init(). */
+/* The checks of kopt_state_init(): the fp32 weights are in place of a gradient, unless they are the copy. */
 static kopt_result kopt_cuda_check_init_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
                                          const float *weights) {
     kopt_result result = kopt_check_options_(opt);
+    kopt_tensor with;
     if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
     if (result != KOPT_OK) return result;
     *layout = kopt_layout_for_(opt, t->n);
-    result = kopt_check_memory_(t, layout, 0);
-    if (result == KOPT_OK && t->n != 0 &&
-        (kopt_overlap_(weights, t->n * 4, t->weight, t->n * layout->weight_bytes) ||
-         kopt_overlap_(weights, t->n * 4, t->state, layout->total) ||
-         (!(weights == t->copy && t->copy_format == KOPT_F32) &&
-          kopt_overlap_(weights, t->n * 4, t->copy, t->n * kopt_bytes_of_(t->copy_format)))))
-        return KOPT_ERROR_OVERLAP;
-    return result;
+    with = *t;
+    with.grad = const_cast<float *>(weights);
+    with.grad_format = KOPT_F32;
+    return kopt_check_memory_(&with, layout, weights != NULL && !(weights == t->copy && t->copy_format == KOPT_F32));
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
@@ -2227,10 +2122,7 @@ static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator
     k.tensor.grad_format = (uint8_t)grad_format;
     k.tensor.id = a->id;
     k.tensor.rate_scale = 1;
-    k.tensor.pad = a->first_index & 7;
-    k.tensor.end = k.tensor.pad + a->n;
-    k.tensor.first = a->first_index - k.tensor.pad;
-    k.tensor.complete = a->n < 8 ? 0 : a->n - 7;
+    kopt_cuda_span_(&k.tensor, a->first_index, a->n, 7);
     kopt_cuda_place_(&k.tensor, a->sum, grad, k.tensor.state, NULL);
     k.step.rule = KOPT_SGD;
     k.step.weight_format = k.step.moment_format = a->format;
@@ -2286,7 +2178,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a,
 
 #endif /* KAHAN_OPT_CUDA_IMPLEMENTATION */
 
-#ifdef __CUDACC__
+#ifdef __NVCC__
 #pragma nv_diagnostic pop
 #endif
 
@@ -2312,23 +2204,20 @@ typedef int vmask_;
 #if KOPT_PASS_ == KOPT_PASS_CUDA_
 #define F32_ "f" /* the letter of a vf32_ in asm */
 typedef float vf32_;
-FN_ vf32_ splat_(float x) { return x; }
-FN_ vf32_ add_(vf32_ a, vf32_ b) { return kopt_add_(a, b); }
-FN_ vf32_ sub_(vf32_ a, vf32_ b) { return kopt_sub_(a, b); }
-FN_ vf32_ mul_(vf32_ a, vf32_ b) { return kopt_mul_(a, b); }
-FN_ vf32_ div_(vf32_ a, vf32_ b) { return kopt_div_(a, b); }
-FN_ vf32_ sqrt_(vf32_ a) { return kopt_sqrt_(a); }
 FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 #else            /* a float is held as its bits, in a register without a type: a bitcast takes no instruction of PTX */
 #define F32_ "r"
 typedef uint32_t vf32_;
-FN_ vf32_ splat_(float x) { return kopt_as_u32_(x); }
-#define KOPT_BINARY_(name, operation)                                    \
-    FN_ vf32_ name(vf32_ a, vf32_ b) {                                   \
-        vf32_ r;                                                         \
-        asm(operation ".rn.f32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); \
-        return r;                                                        \
+FN_ vu32_ as_u32_(vf32_ a) { return a; }
+FN_ vf32_ as_f32_(vu32_ a) { return a; }
+#endif
+FN_ vf32_ splat_(float x) { return as_f32_(kopt_as_u32_(x)); }
+#define KOPT_BINARY_(name, operation)                                          \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {                                         \
+        vf32_ r;                                                               \
+        asm(operation ".rn.f32 %0, %1, %2;" : "=" F32_(r) : F32_(a), F32_(b)); \
+        return r;                                                              \
     }
 KOPT_BINARY_(add_, "add")
 KOPT_BINARY_(sub_, "sub")
@@ -2337,12 +2226,9 @@ KOPT_BINARY_(div_, "div")
 #undef KOPT_BINARY_
 FN_ vf32_ sqrt_(vf32_ a) {
     vf32_ r;
-    asm("sqrt.rn.f32 %0, %1;" : "=r"(r) : "r"(a));
+    asm("sqrt.rn.f32 %0, %1;" : "=" F32_(r) : F32_(a));
     return r;
 }
-FN_ vu32_ as_u32_(vf32_ a) { return a; }
-FN_ vf32_ as_f32_(vu32_ a) { return a; }
-#endif
 FN_ vf32_ convert_f32_(vu32_ a) {
     vf32_ r;
     asm("cvt.rn.f32.s32 %0, %1;" : "=" F32_(r) : "r"(a));
@@ -2356,7 +2242,6 @@ FN_ vu32_ K_(round_u32)(vf32_ a) { /* 0 <= a < 2^31 */
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 #define OPERATORS_ 1
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one product of 64 bits */
     asm("{ .reg .u64 product; mul.wide.u32 product, %2, %3; mov.b64 {%0, %1}, product; }"
         : "=r"(*low), "=r"(*high)
@@ -2402,7 +2287,6 @@ FN_ vf32_ K_(flush)(vf32_ a) { /* the only operation that flushes */
     return r;
 }
 #define FP16_ 1
-FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
 FN_ vf32_ K_(round_fp16)(vf32_ a, vu32_ *stored) {
     *stored = narrow_fp16_(a);
     return widen_fp16_(*stored);

@@ -12,6 +12,8 @@ all=
 for arch in 75 80 86 87 89 90 100 103 110 120; do
     case "$known" in *compute_$arch*) all="$all $arch" ;; esac
 done
+root=$(dirname "$(dirname "$(command -v $nvcc)")")
+root=$(readlink -f "$root")
 quick=
 [ "${1:-}" = quick ] && quick=yes && all="90 120"
 all=$(echo $all)
@@ -108,9 +110,34 @@ sed -n "/entry.*$hot/,/^}/p" $out/plain.ptx >$out/hot.ptx
 awk '/\.rn\.f32/ { run = 0 } /ld.global.v4.u32/ { if (++run > most) most = run } END { exit most < 5 }' $out/hot.ptx
 report $? "PTX: an octet's loads, of five arrays, are issued before any is used"
 
+# Other compilers and ways to compile: clang, relocatable code, C++17 and C++20 give no warning; -G is refused.
+: >$out/texture_fetch_functions.h # CUDA 13 has none, and clang 19 includes it
+clang=
+for name in clang clang-19 clang-20; do
+    if [ -z "$clang" ] && command -v $name >/dev/null && echo '__global__ void f() {}' >$out/clang.cu &&
+        $name -x cuda -fsyntax-only --cuda-path="$root" --cuda-gpu-arch=sm_90 -I$out -Wno-unknown-cuda-version \
+            $out/clang.cu >/dev/null 2>&1; then clang=$name; fi
+done
+if [ -z "$clang" ]; then missing "no clang that compiles CUDA"; else
+    for source in plain vmath; do
+        $clang -x cuda -fsyntax-only --cuda-path="$root" --cuda-gpu-arch=sm_90 -I. -I$out -Wno-unknown-cuda-version \
+            -Wall -Werror $out/$source.cu >$out/log 2>&1
+        report $? "$source: $clang accepts it as CUDA, for the GPU and the host"
+    done
+fi
+{ # one kernel of each kind is enough for what only the front end sees
+    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(0, 2, -1, 2)'
+    cat $out/plain.cu
+} >$out/few.cu
+for flags in -std=c++17 "-std=c++20 -rdc=true"; do
+    $nvcc -I. $flags -O3 -Werror all-warnings -arch=compute_75 -c -o $out/few.o $out/few.cu >$out/log 2>&1
+    report $? "compiles with $flags"
+done
+$nvcc -I. -G -arch=sm_90 -ptx -o $out/other.full $out/plain.cu >$out/log 2>&1
+[ $? != 0 ] && grep -q 'use -lineinfo' $out/log
+report $? "nvcc -G is refused, in words"
+
 # 3. C links with the object and needs no C++ library; without a GPU every function returns a result code.
-root=$(dirname "$(dirname "$(command -v $nvcc)")")
-root=$(readlink -f "$root")
 linked() { "$@" "-L$root/lib64" "-L$root/lib" -lcudart_static -ldl -lrt -lpthread -lm; } # linked COMPILER WORD...
 nm -u $out/plain.o | grep -E '__cxa|_ZSt|_Znw|_Zdl|__gxx' >$out/log
 ! test -s $out/log
@@ -195,11 +222,26 @@ report $? "on the CPU: two registers of one wide load exchanged are seen"
 version=$($nvcc --version | sed -n 's/.*release [^,]*, /nvcc /p')
 ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/budget.o tests/cuda_budget.c >$out/log 2>&1 &&
     ${CC:-cc} -o $out/budget $out/budget.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
-    $out/budget "$version" >$out/log 2>&1
+    PTX_PROFILE=$out/profile $out/budget "$version" >$out/log 2>&1
 status=$?
 sed -n '/^# /p; s/^\(not ok\|ok\) [0-9]* - /#     /p' $out/log
 grep '^not ok' $out/log >$out/over
 mv $out/over $out/log
 [ $status = 0 ] && ! test -s $out/log
 report $? "PTX instructions are within the limits of tests/cuda_budget.c"
+
+# 7. The same in SASS: what ptxas makes of each executed line of PTX.
+for nvdisasm in nvdisasm "$root/bin/nvdisasm" build/nvdisasm/nvidia/cu13/bin/nvdisasm; do
+    ! command -v "$nvdisasm" >/dev/null || break
+done
+ptxas=$root/bin/ptxas
+[ -x "$ptxas" ] || ptxas=ptxas
+if ! command -v "$nvdisasm" >/dev/null; then missing "no nvdisasm; ./build.sh setup installs it"; else
+    $ptxas -arch=sm_90 -lineinfo -o $out/sass.cubin $out/plain.ptx >$out/log 2>&1 &&
+        "$nvdisasm" -gp -c $out/sass.cubin >$out/sass 2>$out/log &&
+        python3 tests/sass.py $out/profile $out/sass tests/cuda_sass.txt >$out/log
+    status=$?
+    [ $status != 0 ] || sed 's/^ok [0-9]* - /#     /; /^1\.\./d' $out/log
+    report $status "SASS instructions of sm_90 are within the limits of tests/cuda_sass.txt"
+fi
 echo "1..$count"

@@ -102,7 +102,7 @@ report $? "part 3: its items pass"
 rows 9 '^3,every.*,4096,numbers,pass,$' && rows 2 '^3,more.*,elements,pass,$'
 report $? "... every number and large arrays are in the table"
 day 0
-[ $status = 0 ] && verdicts pass build 'tests, 20 lists' 'copy and three modes' && ! rows 1 'GPT-2' &&
+[ $status = 0 ] && verdicts pass build 'tests of 20 lists' 'copy and three modes' && ! rows 1 'GPT-2' &&
     rows 3 '^0,copy.* | large | share of copy,'
 report $? "part 0: a build, twenty lists, the copy and three modes"
 
