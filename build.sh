@@ -494,6 +494,10 @@ setup() {
                 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96; } || optional "nvcc" "its parts stay out"
         fi
     fi
+    if [ "$(uname -m)" = x86_64 ] && ! have nvdisasm; then # the instructions of GPUs, for tests/sass.py
+        { apt_install python3-pip && pip_install build/nvdisasm nvidia-cuda-nvdisasm==13.5.37; } ||
+            optional "nvdisasm" "the count of the GPU's instructions stays out"
+    fi
     [ -z "$absences" ] || printf 'setup: optional and left out:\n%s' "$absences"
     [ -z "$failures" ] || { printf 'setup: INCOMPLETE; what failed:\n%s' "$failures" >&2; exit 1; }
     echo "setup: done"

@@ -14,15 +14,17 @@
            kopt_cuda_group all = {opt, tensors, count};
            size_t size = kopt_cuda_plan_size(&all, 1), i;
            void *bytes = malloc(size), *device = NULL;
-           for (i = 0; i < count; i++)
-               if (kopt_cuda_state_init(opt, &tensors[i], NULL, NULL) != KOPT_OK) return 0;
-           return cudaMalloc(&device, size) == cudaSuccess &&
-                  kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
-                  kopt_cuda_plan_upload(plan, device, bytes, NULL) == KOPT_OK;
+           int good = cudaMalloc(&device, size) == cudaSuccess;
+           for (i = 0; i < count; i++) good &= kopt_cuda_state_init(opt, &tensors[i], NULL, NULL) == KOPT_OK;
+           good = good && kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
+                  kopt_cuda_plan_upload(plan, device, bytes, NULL) == KOPT_OK &&
+                  cudaStreamSynchronize(NULL) == cudaSuccess;
+           free(bytes);
+           return good;
        }
 
-   After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). docs/gpu.md shows graphs, clipping,
-   checkpoints, NCCL and PyTorch.
+   After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). At the end: cudaFree(plan.device).
+   docs/gpu.md shows graphs, clipping, checkpoints, NCCL and PyTorch.
 
    NAMES              kopt_cuda_plan_X acts on a plan. Every other kopt_cuda_X does on device memory, on a stream, what
                       kopt_X does on the CPU.
@@ -46,11 +48,11 @@
    KAHAN_OPT_CUDA_IMPLEMENTATION   create the implementation: in one .cu file, before that file includes kahan_opt.h.
    KAHAN_OPT_CUDA_SELF             the name of this file, with quotes, if you renamed it: the file includes itself.
 
-   CONTENTS   PLAN   STEP   STATISTICS   STATE   CONVERSIONS   ACCUMULATION   VECTOR MATHEMATICS   COMPRESSION
+   CONTENTS   PLAN   STEP   STATISTICS   STATE   ACCUMULATION
               (implementation)   VOCABULARY   KERNELS   PUBLIC FUNCTIONS
 */
 #ifndef KOPT_PASS_ /* everything except the vocabulary, for which kahan_opt.h includes this file */
-#ifdef __CUDACC__
+#ifdef __NVCC__
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 177 /* unused static functions */
 #endif
@@ -99,7 +101,7 @@ typedef struct kopt_cuda_group {
     size_t count;
 } kopt_cuda_group;
 
-enum { KOPT_CUDA_KERNELS_ = 28 };
+enum { KOPT_CUDA_KERNELS_ = 54 };
 
 /* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep in GPU memory. */
 typedef struct kopt_cuda_plan {
@@ -109,20 +111,18 @@ typedef struct kopt_cuda_plan {
     /* Only read it. */
     size_t size; /* bytes at device                                                                               */
     /* Only the library uses these: their names end in _. */
-    size_t groups_, at_tensors_, at_tasks_, at_ratios_, at_rounds_;
-    uint32_t width_, grad_format_, first_[KOPT_CUDA_KERNELS_ + 1], stable_, rounds_;
+    size_t groups_, at_tensors_, at_tasks_, at_ratios_;
+    uint32_t tensors_, width_, grad_format_, stable_, rounds_, first_[KOPT_CUDA_KERNELS_ + 1];
 } kopt_cuda_plan;
 
-/* The size of a plan in bytes: about 500 per group, 200 per tensor, 4 per 512 elements. 0 if a group is invalid. */
+/* The size of a plan in bytes: about 500 per group, 200 per tensor. 0 if a group is invalid. */
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
-   memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Each group begins at its opt->step. Refuses
-   Adam-atan2 and smooth Lion with KOPT_ERROR_OPTION if opt.vmath is not NULL: the functions of a table are host
-   functions. In each tensor, counts must be aligned to 8 bytes and stable_scale must be 0 (the GPU measures it itself);
-   otherwise KOPT_ERROR_OPTION. A tensor must have fewer than 2^40 elements, with StableAdamW fewer than 2^36 in all its
-   shards together, and all tensors of the plan together fewer than 2^40; otherwise KOPT_ERROR_BOUNDS (elements on other
-   GPUs are not checked). */
+   memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Each group begins at its opt->step. In each
+   tensor, counts must be NULL and stable_scale 0 (the GPU measures it itself); otherwise KOPT_ERROR_OPTION. A tensor
+   must have fewer than 2^40 elements, with StableAdamW fewer than 2^36, and all tensors of the plan together fewer than
+   2^40; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                  const kopt_cuda_group *groups, size_t count);
 
@@ -130,20 +130,20 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byt
    done. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
 
+/* For tensors that move: new addresses of weight, grad, state and copy of the tensors `first` to first + count - 1 of
+   the plan, in the order of its lists. Their contents move with them, but a gradient may be a new one. The call is a
+   launch for each 96 tensors, with the addresses as its arguments. Nothing else of the tensors is read but n. If that
+   is not n of the plan, or if a copy or a state is there where none was, or the other way round, the tensor stays where
+   it is and the status says KOPT_ERROR_MISMATCH. KOPT_ERROR_BOUNDS: there are no such tensors. */
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
+                                                      const kopt_tensor *tensors, void *stream);
+
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* Makes one step of every tensor of the plan: counts the step, computes its scalars, and writes weights, state and
-   copies. The bits are those of kopt_optimizer_step() for each group. kopt_tensor.counts is a device address, too;
-   several tensors may share one. */
+   copies. The bits are those of kopt_optimizer_step() for each group. Arrays may have any alignment; at 16 bytes, or
+   for a shard where its index is a multiple of 8, it is fast. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream);
-
-/* kopt_cuda_plan_step() in two calls, for StableAdamW over several GPUs: there all shards of a tensor need the same
-   factor. Between the two calls, sum the words at kopt_cuda_plan_ratios(), a device address, as uint64 over all GPUs
-   (ncclSum). *words becomes their number, 0 if no tensor has StableAdamW. It must be the same on all GPUs, so all plans
-   must list the same tensors (a shard may have no elements). */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan, void *stream);
-KOPT_CUDA_API_ uint64_t *kopt_cuda_plan_ratios(const kopt_cuda_plan *plan, size_t *words);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream);
 
 /* The settings below hold for all following steps on the stream. They are copied when they are called; in a graph, each
    replay sets the captured values again. */
@@ -203,35 +203,21 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
                                                  void *stream);
 
-/* Saving takes two calls. The first copies size bytes of the block, kopt_state_size(), to host memory (page-locked, if
-   the host is not to wait for the copy), with the step and the seed of the tensor's group. When the stream has come
-   that far (cudaStreamSynchronize), the second seals the copy, as kopt_state_seal() does: it can go to a file. The
-   second needs no GPU; opt and t are those of the tensor. Copy the weights yourself, in the same place of the stream.
-   KOPT_ERROR_BOUNDS: there is no such group. KOPT_ERROR_SIZE: size is less than 64 (but 0 is valid, and does nothing)
-   or more than t->state_size; the second: less than kopt_state_size(). */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
-                                                 void *block, size_t size, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
-                                                 size_t size);
+/* Checkpoints are made on the host, by kopt_save(), of tensors in host memory that have the same n, id and first_index.
+   kopt_cuda_state_save() copies weights and state block of t to such a tensor, and the number of steps that its group
+   has begun to opt->step. The copies are complete when the stream has come that far (cudaStreamSynchronize); with
+   page-locked memory the host does not wait for them. KOPT_ERROR_BOUNDS: there is no such group. */
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, kopt_optimizer *opt,
+                                                 const kopt_tensor *t, const kopt_tensor *host, void *stream);
 
-/* Loads a sealed block of size bytes from host memory in place of kopt_cuda_state_init(). Opens it there as
-   kopt_state_open() does, with the same errors, which also sets opt->step and opt->seed; then copies it to t->state and
-   sets t->copy to the weights. So load the weights first, on the same stream. After an error the block is still sealed
-   and opt unchanged. Do not change the block until the copy is done. Then build a plan, which begins at
-   opt->step; a plan that exists already needs kopt_cuda_plan_set_optimizer() and kopt_cuda_plan_set_step().
+/* The other way round, in place of kopt_cuda_state_init(), after kopt_load() has filled the tensors on the host: checks
+   the block of the tensor, copies weights and block to t and sets t->copy to the weights. Then build a plan, which
+   begins at opt->step; a plan that exists already needs kopt_cuda_plan_set_optimizer() and kopt_cuda_plan_set_step().
    KOPT_ERROR_CAPTURE: each replay would load the block again. */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_load(kopt_optimizer *opt, const kopt_tensor *t, void *block, size_t size,
-                                                 void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_load(const kopt_optimizer *opt, const kopt_tensor *t,
+                                                 const kopt_tensor *host, void *stream);
 
-/* ---- CONVERSIONS: kopt_convert() and kopt_convert_stochastic() on device memory ---------------------------------- */
-
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src,
-                                              kopt_format src_format, size_t n, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                                         kopt_format src_format, size_t n, kopt_random_key key,
-                                                         void *stream);
-
-/* ---- ACCUMULATION AND CLIPPING BY VALUE on device memory. Arrays have any alignment; 16 bytes is fastest --------- */
+/* ---- ACCUMULATION on device memory. Arrays have any alignment; 16 bytes is fastest ------------------------------- */
 
 /* kopt_accumulate() on device memory: sum += grad * scale. The struct a is on the host, its arrays sum and residual are
    on the GPU. grad has a->n values and must not overlap either of them. If counts is NULL, the call itself increments
@@ -247,46 +233,6 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulate(kopt_accumulator *a, const void
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
                                                        void *stream);
 
-/* kopt_clip_value() on device memory, in place: reduces every |x| above limit >= 0 to limit; infinity becomes limit,
-   NaN stays. */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream);
-
-#ifdef KAHAN_OPT_VMATH
-/* ---- VECTOR MATHEMATICS (with KAHAN_OPT_VMATH) on device memory: kopt_map(), kopt_map_backward() and the functions of
-        kopt_vmath_builtin(), with the same bits, no matter which table the host uses. An output may be the same array
-        as an input; partial overlap is refused (KOPT_ERROR_OVERLAP) ----------------------------------------------- */
-
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_exp(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_log(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_tanh(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_erf(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_erfc(float *out, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n,
-                                                     void *stream);
-
-/* n values of format (KOPT_BF16 or KOPT_FP16), correctly rounded. */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
-                                          void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
-                                                   kopt_format format, size_t n, void *stream);
-#endif
-
-/* ---- COMPRESSION AND REDUCTION: kopt_compress(), kopt_decompress_add() and kopt_reduce() on device memory; the
-        struct c is on the host ------------------------------------------------------------------------------------ */
-
-/* steps is NULL, or the device address of a count that replaces c->step. Set it to 0 at first; each call increments it
-   when the GPU runs it, so that a captured call can be replayed. At a count of 2^32 - 1 a call does nothing. */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
-                                               kopt_format grad_format, uint32_t *steps, void *stream);
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
-                                                     kopt_format code, size_t n, double scale, void *stream);
-
-/* The shards are in one buffer, as an all-to-all leaves them: shard k begins at element k * stride. out may be one of
-   the shards if the formats are equal. */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
-                                             size_t count, kopt_format format, size_t n, double scale, void *stream);
-
 #endif /* KAHAN_OPT_CUDA_CUH */
 
 /* ================================================================================================================== */
@@ -295,6 +241,9 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_reduce(void *out, kopt_format out_format, 
 #if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_)
 #define KOPT_CUDA_IMPLEMENTED_
 
+#ifdef __CUDACC_DEBUG__
+#error "nvcc -G makes 140 MB of PTX of this file, where everything is inlined: use -lineinfo in its place"
+#endif
 #include <cuda_runtime.h>
 #ifdef __CUDA_ARCH__
 #define KOPT_UNROLL_ _Pragma("unroll")
@@ -303,7 +252,6 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_reduce(void *out, kopt_format out_format, 
 #define KOPT_UNROLL_
 #define KOPT_ROLL_
 #endif
-#define KOPT_CUDA_ALIGNED_ __align__(16)
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ __device__
 
 /* The kernel section of kahan_opt.h in the vocabulary at the end of this file: one lane, everything inlined, no
@@ -322,20 +270,13 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_reduce(void *out, kopt_format out_format, 
 
 /* ---- the data structures in GPU memory ---- */
 
-typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_group_ {
+typedef struct __align__(16) kopt_cuda_group_ {
     kopt_scalars_cuda_ k; /* of the current step. Kernels load its first 16 words as vectors */
     uint32_t step_number, unused;
     kopt_step step;
     kopt_optimizer opt;
     uint32_t result;
 } kopt_cuda_group_;
-
-/* StableAdamW: the exact sum of the squares of a tensor's ratios, and their number n. 22 words, which may be summed
-   over GPUs. */
-typedef struct kopt_cuda_ratio_ {
-    kopt_norm norm;
-    uint64_t n;
-} kopt_cuda_ratio_;
 
 typedef struct kopt_cuda_control_ {
     kopt_cuda_options options;
@@ -352,49 +293,54 @@ typedef struct kopt_cuda_control_ {
 /* Element i of a tensor has position x = i + pad. Eight elements whose first position is a multiple of 8 are an octet;
    one thread steps an octet at a time. Except with 8-bit moments, where pad is 0, the position of an element is
    congruent to its global index modulo 256, so the 8 elements of an octet share one Philox block. */
-typedef struct KOPT_CUDA_ALIGNED_ kopt_cuda_tensor_ {
-    kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy;
-    kopt_byte_ *scale[4]; /* of 8-bit moments. Tensors with 8-bit moments have pad 0 */
-    kopt_counts *counts;
+typedef struct __align__(16) kopt_cuda_tensor_ {
+    kopt_byte_ *weight, *grad, *copy, *state, *residual, *moment[4], *slow, *slow_residual;
+    uint64_t scale;    /* of 8-bit moments: where the scales are after the codes */
     uint64_t pad, end; /* position of the first element, and the position after the last */
-    uint64_t complete; /* an octet is complete if the index of its first element, modulo 2^64, is below this */
     uint64_t first;    /* global index of position 0, modulo 2^64 */
-    uint32_t id, first_task, group;
+    uint64_t complete; /* an octet is complete if the index of its first element, modulo 2^64, is below this */
+    uint32_t id, group;
     /* base_scale is rate_scale without StableAdamW's factor, which changes with each step. */
     float rate_scale, base_scale;
-    uint32_t ratio_plus_1, first_round; /* StableAdamW: index of its ratio + 1, or 0; number of its first round */
-    /* natural: the elements of all arrays are aligned to their size; wide: all arrays are aligned for vector loads */
-    uint8_t grad_format, copy_format, natural, wide;
-    /* 1: the rule is Adam, with stochastic stores of moments and compensation; 2: with nearest ones; 0: all others */
-    uint8_t usual;
+    uint32_t ratio_plus_1; /* StableAdamW: index of its norm + 1, or 0 */
+    uint8_t grad_format, copy_format, weight_size, residual_size, moment_size;
+    uint8_t wide; /* all arrays are aligned for vector loads */
 } kopt_cuda_tensor_;
 
 typedef struct kopt_cuda_arguments_ {
     kopt_cuda_control_ *control;
-    const kopt_cuda_group_ *groups;
-    kopt_cuda_tensor_ *tensors;
-    const uint32_t *tasks;        /* the index of each task's tensor */
-    uint32_t first, count, width; /* the tasks of this launch: first, number; positions per task */
-    uint32_t grad_format;         /* statistics: the gradient format of all tensors, or 3 if they differ */
-    /* StableAdamW: one ratio for each of its tensors; for each round the index of its tensor. */
-    kopt_cuda_ratio_ *ratios;
-    const uint32_t *rounds;
-    uint32_t round_count;
+    kopt_cuda_group_ *groups;
+    kopt_cuda_tensor_ *tensors;                 /* in the order of their kernels */
+    const uint32_t *first_task, *first_round;   /* of each tensor; a round is a task of StableAdamW */
+    uint32_t tensor_count, first, count, width; /* the tasks of this launch: first, number; positions per task */
+    kopt_norm *ratios;                          /* StableAdamW: one sum for each of its tensors */
 } kopt_cuda_arguments_;
 
-enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_WARP_STRIDE_ = 512 /* positions that a warp takes per iteration */ };
+enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROUND_ = 4096 /* elements of a round: 512 for each warp */ };
 
 /* Hides from the compiler that x keeps its value. So the compiler recomputes or reloads what depends on x and keeps
    nothing of it in registers. */
 #define KOPT_CUDA_OPAQUE_(x, letter) asm volatile("" : "+" letter(x))
 
-/* ---- loads and stores ---- */
+/* The tensor of a task: the last one whose first task is not above it. By all lanes of a warp. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_find_(const uint32_t *first, uint32_t count, uint32_t task, uint32_t lane) {
+    uint32_t low = 0;
+    while (count > 1) {
+        const uint32_t stride = (count + 31) / 32, at = lane * stride;
+        const uint32_t below = __popc(__ballot_sync(0xFFFFFFFFu, at < count && first[low + at] <= task)) - 1;
+        low += below * stride;
+        count = min(stride, count - below * stride);
+    }
+    return low;
+}
 
-/* Loads and stores of global memory in PTX, with exactly this width and in exactly this order. */
+/* ---- loads and stores of global memory in PTX, with exactly this width and in exactly this order ---- */
 
-/* bytes: 8, with alignment 8; or a multiple of 16, with alignment 16. */
+/* bytes: 4 (loads) or 8, with this alignment; or a multiple of 16, with alignment 16. */
 KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
-    if (bytes == 8) {
+    if (bytes == 4) {
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    } else if (bytes == 8) {
         asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     } else {
         KOPT_UNROLL_
@@ -419,13 +365,25 @@ KOPT_CUDA_FN_ void kopt_cuda_store_words_(kopt_byte_ *to, const uint32_t *from, 
     }
 }
 
-/* Returns an element of 1, 2 or 4 bytes in the low bits. With `natural` it is aligned to its size, otherwise it may
-   have any alignment. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_as_(int natural, const kopt_byte_ *p, size_t size) {
+/* The octet that begins at element i: elements of 1, 2 or 4 bytes, or 0 if there is no such array. */
+KOPT_CUDA_FN_ void kopt_cuda_load_octet_(uint32_t *to, const kopt_byte_ *p, uint64_t i, size_t size) {
+    if (size == 4) kopt_cuda_load_words_(to, p + i * 4, 32);
+    if (size == 2) kopt_cuda_load_words_(to, p + i * 2, 16);
+    if (size == 1) kopt_cuda_load_words_(to, p + i, 8);
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_store_octet_(kopt_byte_ *p, uint64_t i, size_t size, const uint32_t *from) {
+    if (size == 4) kopt_cuda_store_words_(p + i * 4, from, 32);
+    if (size == 2) kopt_cuda_store_words_(p + i * 2, from, 16);
+    if (size == 1) kopt_cuda_store_words_(p + i, from, 8);
+}
+
+/* An element of 1, 2 or 4 bytes, in the low bits, at any alignment. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_(const kopt_byte_ *p, size_t size) {
     uint32_t a = 0, byte;
-    if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
+    if (size == 4 && ((uintptr_t)p & 3) == 0) {
         asm volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
-    } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
+    } else if (size == 2 && ((uintptr_t)p & 1) == 0) {
         asm volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
     } else {
         for (size_t i = 0; i < size; i++) {
@@ -436,10 +394,10 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_as_(int natural, const kopt_byte_ *p, 
     return a;
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_store_one_as_(int natural, kopt_byte_ *p, size_t size, uint32_t a) {
-    if (size == 4 && (natural || (reinterpret_cast<uintptr_t>(p) & 3) == 0)) {
+KOPT_CUDA_FN_ void kopt_cuda_store_one_(kopt_byte_ *p, size_t size, uint32_t a) {
+    if (size == 4 && ((uintptr_t)p & 3) == 0) {
         asm volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
-    } else if (size == 2 && (natural || (reinterpret_cast<uintptr_t>(p) & 1) == 0)) {
+    } else if (size == 2 && ((uintptr_t)p & 1) == 0) {
         asm volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else {
         for (size_t i = 0; i < size; i++)
@@ -447,416 +405,87 @@ KOPT_CUDA_FN_ void kopt_cuda_store_one_as_(int natural, kopt_byte_ *p, size_t si
     }
 }
 
-/* Any alignment. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_(const kopt_byte_ *p, size_t size) {
-    return kopt_cuda_load_one_as_(0, p, size);
-}
-KOPT_CUDA_FN_ void kopt_cuda_store_one_(kopt_byte_ *p, size_t size, uint32_t a) {
-    kopt_cuda_store_one_as_(0, p, size, a);
-}
-
-/* The part of an array that one thread takes: elements i + skip .. i + n - 1, where 0 <= skip < n <= 8. i is modulo
-   2^64: it may be negative, at the beginning of a tensor. */
-typedef struct kopt_cuda_part_ {
-    uint64_t i;
-    int skip, n;
-} kopt_cuda_part_;
-
-/* Part number `octet` of an array of n elements whose first element has position pad < 8. */
-KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_part_of_(uint64_t n, uint32_t pad, uint64_t octet) {
-    const uint64_t remaining = n + pad - 8 * octet;
-    kopt_cuda_part_ p;
-    p.i = 8 * octet - pad;
-    p.skip = octet == 0 ? (int)pad : 0;
-    p.n = remaining < 8 ? (int)remaining : 8;
-    return p;
-}
-
-/* extract: element q of 8 elements that are packed as in memory. insert: sets element q; elements must be set in
-   ascending order, because the first element of a word overwrites the word and the others are or-ed into it. */
+/* Element q of 8 elements that are packed as in memory, and setting it, in ascending order. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_(const uint32_t *packed, size_t size, int q) {
     if (size == 4) return packed[q];
     return size == 2 ? packed[q >> 1] >> 16 * (q & 1) & 0xFFFFu : packed[q >> 2] >> 8 * (q & 3) & 0xFFu;
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint32_t a) {
-    if (size == 4)
-        packed[q] = a;
-    else if (size == 2)
-        packed[q >> 1] = (q & 1) == 0 ? a : packed[q >> 1] | a << 16;
-    else
-        packed[q >> 2] = (q & 3) == 0 ? a : packed[q >> 2] | a << 8 * (q & 3);
+    const int each = 4 / (int)size, shift = 8 * (int)size * (q % each);
+    packed[q / each] = q % each == 0 ? a : packed[q / each] | a << shift;
 }
 
-/* Extends a residual to 32 bits: the 1-byte residuals of COMPACT are signed. */
+/* The 1-byte residuals of COMPACT, and codes, are signed. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_sign_extend_(uint32_t a, size_t size) { return size == 1 ? (a ^ 0x80u) - 0x80u : a; }
-KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_signed_(const uint32_t *packed, size_t size, int q) {
-    return kopt_cuda_sign_extend_(kopt_cuda_extract_(packed, size, q), size);
-}
-
-/* Is the part complete, and aligned for vector loads? 1-byte elements need 4 bytes only: two words are loaded. */
-KOPT_CUDA_FN_ int kopt_cuda_wide_part_(const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
-    const uint64_t address = (uintptr_t)base + p.i * size;
-    return p.skip == 0 && p.n == 8 && (address & (size == 1 ? 3 : 15)) == 0;
-}
-
-/* Loads a part of an array of elements of 1, 2 or 4 bytes at any alignment, packed; elements outside of the part
-   become 0. */
-KOPT_CUDA_FN_ void kopt_cuda_load_part_(uint32_t *packed, const kopt_byte_ *base, size_t size, kopt_cuda_part_ p) {
-    const kopt_byte_ *const from = base + p.i * size;
-    int q;
-    if (kopt_cuda_wide_part_(base, size, p)) {
-        if (size == 1) {
-            packed[0] = kopt_cuda_load_one_as_(1, from, 4);
-            packed[1] = kopt_cuda_load_one_as_(1, from + 4, 4);
-        } else {
-            kopt_cuda_load_words_(packed, from, 8 * size);
-        }
-        return;
-    }
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        kopt_cuda_insert_(packed, size, q,
-                          p.skip <= q && q < p.n ? kopt_cuda_load_one_(from + (uint64_t)q * size, size) : 0);
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_store_part_(kopt_byte_ *base, size_t size, kopt_cuda_part_ p, const uint32_t *packed) {
-    kopt_byte_ *const to = base + p.i * size;
-    int q;
-    if (kopt_cuda_wide_part_(base, size, p)) {
-        if (size == 1) {
-            kopt_cuda_store_one_as_(1, to, 4, packed[0]);
-            kopt_cuda_store_one_as_(1, to + 4, 4, packed[1]);
-        } else {
-            kopt_cuda_store_words_(to, packed, 8 * size);
-        }
-        return;
-    }
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        if (p.skip <= q && q < p.n)
-            kopt_cuda_store_one_(to + (uint64_t)q * size, size, kopt_cuda_extract_(packed, size, q));
-}
 
 /* ---- random bits ---- */
 
-/* r (see kopt_random_combine_) of the 8 elements from global index e on, for any e: they may belong to two Philox
-   blocks, because an array may begin anywhere. */
-KOPT_CUDA_FN_ void kopt_cuda_random_across_(uint32_t r[8], const kopt_philox_key_ *key, uint64_t e) {
-    uint32_t w[8];
-    int q;
-    kopt_philox_cuda_(w, key, kopt_philox_block_(e));
-    kopt_philox_cuda_(w + 4, key, kopt_philox_block_(e + 7));
-    KOPT_UNROLL_
-    for (q = 0; q < 6; q++) w[q] = (e & 4) != 0 ? w[q + 2] : w[q];
-    KOPT_UNROLL_
-    for (q = 0; q < 5; q++) w[q] = (e & 2) != 0 ? w[q + 1] : w[q];
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) { /* the word of element e + q; if e + q is odd, its halves change places */
-        const uint32_t halves = (e & 1) != 0 ? w[(q + 1) >> 1] : w[q >> 1];
-        r[q] =
-            kopt_random_combine_(((e ^ (uint32_t)q) & 1) != 0 ? halves >> 16 | halves << 16 : halves, e + (uint64_t)q);
-    }
-}
-
-/* r of 8 elements, for any e; faster if e is a multiple of 8. */
-KOPT_CUDA_FN_ void kopt_cuda_random_octet_(uint32_t r[8], const kopt_philox_key_ *key, uint64_t e) {
-    if ((e & 7) == 0) {
-        uint32_t w[4];
-        int q;
-        kopt_philox_cuda_(w, key, kopt_philox_block_(e));
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++)
-            r[q] = kopt_random_combine_((q & 1) != 0 ? w[q >> 1] >> 16 | w[q >> 1] << 16 : w[q >> 1], e);
-    } else {
-        kopt_cuda_random_across_(r, key, e);
-    }
-}
-
-/* r of one element. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_philox_key_ *key, uint64_t e) {
+/* r of element i of a tensor (see kopt_random_combine_). */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_random_one_(const kopt_cuda_tensor_ *t, const kopt_philox_key_ *key, uint64_t i) {
+    const uint64_t e = t->first + t->pad + i;
     uint32_t w[4], halves;
     kopt_philox_cuda_(w, key, kopt_philox_block_(e));
     halves = (e & 4) != 0 ? ((e & 2) != 0 ? w[3] : w[2]) : ((e & 2) != 0 ? w[1] : w[0]);
     return kopt_random_combine_((e & 1) != 0 ? halves >> 16 | halves << 16 : halves, e);
 }
 
-/* ---- 8-bit moments: a warp steps the 256 elements of a block, which share a scale. First its lanes decode the moments
-        and step; the new moments (of means of squares: their roots) of complete octets stay in registers, all others
-        wait in slots in shared memory. When the largest magnitudes are known, the lanes encode the new moments ---- */
-
-/* Words per moment. Element p of a block is in slot p + p / 32, so that the lanes use different memory banks. */
-enum { KOPT_SLOTS_ = 256 + 8 };
-
-typedef struct kopt_cuda_block_ {
-    uint32_t *slots;     /* KOPT_SLOTS_ for each moment */
-    uint64_t first;      /* index of the block's first element */
-    uint32_t largest[4]; /* of each moment: the bits of the largest magnitude in the slots */
-} kopt_cuda_block_;
-
-/* The 8-bit code of x. If stochastic, r is a 16-bit random number. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_encode_(float x, uint32_t scale, int square, int stochastic, uint32_t r) {
-    const float y = kopt_mul_cuda_(x, kopt_inverse_scale_q8_cuda_(scale, square));
-    return kopt_encode_q8_scalar_cuda_(kopt_codes_are_zero_(scale) ? 0 : y, square,
-                                       stochastic ? r : 0x8000u); /* code 0 if the scale is 0 */
+KOPT_CUDA_FN_ kopt_philox_key_ kopt_cuda_key_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g) {
+    return kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
 }
 
-/* The number that an 8-bit code stands for; the code is sign-extended. */
-KOPT_CUDA_FN_ float kopt_cuda_decode_(uint32_t code, uint32_t scale, int square) {
-    float y = kopt_decode_q8_cuda_(code, square);
-    KOPT_OPAQUE_FLOAT_(y); /* see kopt_decode_number_ */
-    return kopt_mul_cuda_(y, kopt_as_f32_(scale));
-}
-
-/* The bits of the scale of element i's block. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_scale_(const kopt_cuda_tensor_ *t, int m, uint64_t i, int natural) {
-    return kopt_cuda_load_one_as_(natural, t->scale[m] + (i >> 8) * 4, 4);
-}
-
-/* The bits of an 8-bit moment as fp32; of a mean of squares: of its root. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_moment_(kopt_rule rule, int m, uint32_t code, uint32_t scale) {
-    return kopt_as_u32_(kopt_cuda_decode_(kopt_cuda_sign_extend_(code, 1), scale, kopt_is_square_(rule, m)));
-}
-
-KOPT_CUDA_FN_ uint32_t *kopt_cuda_slot_(const kopt_cuda_block_ *b, int m, uint64_t i) {
-    const uint32_t p = (uint32_t)(i - b->first);
-    return b->slots + m * KOPT_SLOTS_ + (p + (p >> 5));
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_store_slot_(kopt_cuda_block_ *b, int m, uint64_t i, uint32_t moment) {
-    const uint32_t magnitude = moment & 0x7FFFFFFFu;
-    *kopt_cuda_slot_(b, m, i) = moment;
-    b->largest[m] = magnitude > b->largest[m] ? magnitude : b->largest[m];
-}
-
-/* ---- complete octets: the arithmetic of vectors, in registers ---- */
-
-/* A complete octet is loaded, stepped in registers and stored. It is stepped as vectors are on the CPU: as ordinary
-   numbers. If one of its numbers is special (docs/numerics.md, section 2), nothing is stored, and the octet is stepped
-   element by element, as are the incomplete octets at both ends of a tensor. */
-
-/* Loads 8 elements of 1, 2 or 4 bytes, packed as in memory. The elements are aligned to their size. */
-KOPT_CUDA_FN_ void kopt_cuda_load_octet_(int wide, uint32_t *packed, const kopt_byte_ *p, size_t size) {
-    size_t i;
-    if (wide || ((uintptr_t)p & (size == 1 ? 7 : 15)) == 0) {
-        kopt_cuda_load_words_(packed, p, 8 * size);
-    } else if (size == 4 || ((uintptr_t)p & 3) == 0) {
-        KOPT_UNROLL_
-        for (i = 0; i < 2 * size; i++) packed[i] = kopt_cuda_load_one_as_(1, p + 4 * i, 4);
-    } else {
-        KOPT_UNROLL_
-        for (i = 0; i < 8; i++) kopt_cuda_insert_(packed, size, (int)i, kopt_cuda_load_one_as_(1, p + i * size, size));
-    }
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_store_octet_(int wide, kopt_byte_ *p, size_t size, const uint32_t *packed) {
-    size_t i;
-    if (wide || ((uintptr_t)p & (size == 1 ? 7 : 15)) == 0) {
-        kopt_cuda_store_words_(p, packed, 8 * size);
-    } else if (size == 4 || ((uintptr_t)p & 3) == 0) {
-        KOPT_UNROLL_
-        for (i = 0; i < 2 * size; i++) kopt_cuda_store_one_as_(1, p + 4 * i, 4, packed[i]);
-    } else {
-        KOPT_UNROLL_
-        for (i = 0; i < 8; i++)
-            kopt_cuda_store_one_as_(1, p + i * size, size, kopt_cuda_extract_(packed, size, (int)i));
-    }
-}
-
-/* The random numbers of a pair of elements, 2 * k and 2 * k + 1 of an octet (see kopt_random_combine_): number 0, and
-   2 * other, each modulo 2^16 with any bits above. word: that of the pair. multiplier: of the octet. */
-typedef struct kopt_cuda_random_ {
-    uint32_t number[2], stride[2];
-} kopt_cuda_random_;
-
-KOPT_CUDA_FN_ kopt_cuda_random_ kopt_cuda_random_of_(uint32_t word, uint32_t multiplier) {
-    kopt_cuda_random_ r;
-    const uint32_t low = word & 0xFFFFu, high = word >> 16;
-    r.stride[0] = 2 * high;
-    r.stride[1] = 2 * low;
-    r.number[0] = low + high * (2 * multiplier);
-    r.number[1] = high + low * (2 * multiplier);
-    return r;
-}
-
-/* Stores the copy of an octet of fp32 weights. */
-KOPT_CUDA_FN_ void kopt_cuda_store_copy_(const kopt_cuda_tensor_ *t, uint64_t i, const uint32_t *weight) {
-    uint32_t copy[4];
-    int q;
-    if (t->copy_format == KOPT_F32) {
-        kopt_cuda_store_octet_(0, t->copy + i * 4, 4, weight);
-        return;
-    }
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        kopt_cuda_insert_(copy, 2, q, kopt_round_nearest16_cuda_(kopt_as_f32_(weight[q]), (kopt_format)t->copy_format));
-    kopt_cuda_store_octet_(0, t->copy + i * 2, 2, copy);
-}
-
-/* An octet of each array that a step writes, packed. */
-typedef struct kopt_cuda_octet_ {
-    uint32_t weight[8], residual[4], moment[2][8];
-} kopt_cuda_octet_;
-
-/* Puts the upper halves of the results for elements 2 * k (low) and 2 * k + 1 (high) into a word. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_pack_(uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x7632); }
-
-/* A bf16 in the upper half, as a step stores it: +0 below 2^-126. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_flush_bf16_(uint32_t u) { return kopt_flush_octet_(u); }
-
-/* Loads an octet of each array; buffered moments are not in memory. */
-KOPT_CUDA_FN_ void kopt_cuda_load_arrays_(int wide, kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind,
-                                          uint64_t i) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_cuda_load_octet_(wide, x->weight, t->weight + i * weight_size, weight_size);
-    if (residual_size != 0) kopt_cuda_load_octet_(wide, x->residual, t->residual + i * residual_size, residual_size);
-    if (!kind.buffered && kind.moment_count > 0)
-        kopt_cuda_load_octet_(wide, x->moment[0], t->moment[0] + i * moment_size, moment_size);
-    if (!kind.buffered && kind.moment_count > 1)
-        kopt_cuda_load_octet_(wide, x->moment[1], t->moment[1] + i * moment_size, moment_size);
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_store_arrays_(int wide, const kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t,
-                                           kopt_kind_ kind, uint64_t i, int moments_only) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    if (!moments_only) {
-        kopt_cuda_store_octet_(wide, t->weight + i * weight_size, weight_size, x->weight);
-        if (residual_size != 0)
-            kopt_cuda_store_octet_(wide, t->residual + i * residual_size, residual_size, x->residual);
-    }
-    if (!kind.buffered && kind.moment_count > 0)
-        kopt_cuda_store_octet_(wide, t->moment[0] + i * moment_size, moment_size, x->moment[0]);
-    if (!kind.buffered && kind.moment_count > 1)
-        kopt_cuda_store_octet_(wide, t->moment[1] + i * moment_size, moment_size, x->moment[1]);
-}
-
-/* Loads the gradients of an octet as fp32. Each format has a load of its own: otherwise nvcc converts from all formats
-   and selects. */
-KOPT_CUDA_FN_ void kopt_cuda_load_grads_(int wide, kopt_vf32_octet_ g[8], const kopt_cuda_tensor_ *t, uint64_t i) {
-    uint32_t packed[8];
-    int q;
-    if (t->grad_format == KOPT_BF16) {
-        kopt_cuda_load_octet_(wide, packed, t->grad + i * 2, 2);
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) g[q] = kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_BF16);
-    } else if (t->grad_format == KOPT_FP16) {
-        kopt_cuda_load_octet_(wide, packed, t->grad + i * 2, 2);
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) g[q] = kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_FP16);
-    } else {
-        kopt_cuda_load_octet_(wide, packed, t->grad + i * 4, 4);
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) g[q] = packed[q];
-    }
-}
-
-/* rule_function, which has scalar code only. */
-KOPT_CUDA_FN_ kopt_vf32_octet_ kopt_cuda_rule_function_(kopt_kind_ kind, const kopt_cuda_group_ *group,
-                                                        kopt_vf32_octet_ x, kopt_vf32_octet_ y) {
-    return kopt_as_u32_(kopt_rule_function_cuda_(kind, &group->k, kopt_as_f32_(x), kopt_as_f32_(y)));
-}
-
-KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_cuda_step_octet_)
-/* Both stages of the 8 elements of an octet, in registers. w: the words of its Philox block, with the octet's
-   multiplier. buffer: NULL, or moments in fp32 (of means of squares the roots), in which case kind.buffered is 1.
-   largest: the largest magnitudes, before rounding, of weights and of moments. */
-KOPT_CUDA_FN_ void kopt_cuda_step_octet_(kopt_cuda_octet_ *x, const kopt_vf32_octet_ g[8], kopt_kind_ kind,
-                                         const kopt_cuda_group_ *group, const kopt_scalars_octet_ *k,
-                                         const uint32_t w[4], uint32_t multiplier, kopt_vf32_octet_ (*buffer)[8],
-                                         uint32_t largest[2]) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const kopt_constants_octet_ c = kopt_make_constants_octet_();
-    uint32_t *const largest_moment = kind.moment == kind.weight ? largest : largest + 1;
-    int q, m, half;
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q += 2) {
-        const kopt_cuda_random_ r = kopt_cuda_random_of_(w[q >> 1], multiplier);
-        uint32_t weight[2], residual[2], moment[2][2];
-        KOPT_UNROLL_
-        for (half = 0; half < 2; half++) {
-            const uint32_t number = r.number[half] & 0xFFFFu;
-            const uint32_t stored_residual =
-                residual_size == 0 ? 0 : kopt_cuda_extract_signed_(x->residual, residual_size, q + half);
-            kopt_half_pair_octet_ h;
-            kopt_vf32_octet_ compensation, y, update;
-            const kopt_vf32_octet_ old = kopt_load_weight_octet_(
-                kind, kopt_cuda_extract_(x->weight, weight_size, q + half), stored_residual, &compensation, largest);
-            h.moments.m = h.moments.v = 0;
-            KOPT_UNROLL_
-            for (m = 0; m < 2; m++) {
-                kopt_vf32_octet_ value;
-                if (m >= kind.moment_count) continue;
-                value = kind.buffered
-                            ? buffer[m][q + half]
-                            : kopt_widen_octet_(kopt_cuda_extract_(x->moment[m], moment_size, q + half), kind.moment);
-                value = kopt_square_if_octet_(value, kopt_stores_root_(kind, m));
-                if (m == 0) h.moments.m = value;
-                if (m == 1) h.moments.v = value;
-            }
-            update = kopt_direction_half_octet_(kind, k, &c, old, compensation, g[q + half], number, r.stride[half], 0,
-                                                2 /* RANDOM_ZERO_EXTENDED_ */, &h, &y);
-            *largest_moment = kopt_imax_octet_(*largest_moment, h.largest);
-            update = kopt_update_octet_(k, kopt_cuda_rule_function_(kind, group, update, y), old);
-            KOPT_UNROLL_
-            for (m = 0; m < 2; m++) {
-                const int rooted = kopt_stores_root_(kind, m);
-                const kopt_vf32_octet_ value =
-                    rooted ? kopt_root_at_octet_(h.moments, m) : kopt_moment_at_octet_(h.moments, m);
-                if (m >= kind.moment_count) continue;
-                if (kind.buffered)
-                    buffer[m][q + half] = value;
-                else if (kind.moment == KOPT_F32)
-                    x->moment[m][q + half] = kopt_flush_f32_octet_(value);
-                else
-                    moment[m][half] = kind.moment == KOPT_BF16 ? kopt_cuda_flush_bf16_(h.u[m]) : h.u[m];
-            }
-            if (kind.weight == KOPT_F32) {
-                x->weight[q + half] = kopt_flush_f32_octet_(kopt_sub_octet_(old, update));
-            } else {
-                uint32_t rest = 0, u = kopt_commit_octet_(kind, old, compensation, update, number, &c, &rest, largest);
-                if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT) u = kopt_cuda_flush_bf16_(u);
-                if (kind.weight == KOPT_BF16 && kind.rounding == KOPT_KAHAN) rest = kopt_cuda_flush_bf16_(rest);
-                weight[half] = u;
-                residual[half] = rest;
-            }
-        }
-        KOPT_UNROLL_
-        for (m = 0; m < 2; m++)
-            if (m < kind.moment_count && !kind.buffered && kind.moment != KOPT_F32)
-                x->moment[m][q >> 1] = kopt_cuda_pack_(moment[m][0], moment[m][1]);
-        if (kind.weight != KOPT_F32) x->weight[q >> 1] = kopt_cuda_pack_(weight[0], weight[1]);
-        if (residual_size == 2) x->residual[q >> 1] = kopt_cuda_pack_(residual[0], residual[1]);
-        if (residual_size == 1) /* the residuals are bytes 0 and 2 of the packed word */
-            x->residual[q >> 2] = __byte_perm(x->residual[q >> 2], kopt_cuda_pack_(residual[0], residual[1]),
-                                              (q & 2) == 0 ? 0x3264 : 0x6410);
-    }
+/* Number 0 of an element of a pair (see kopt_random_combine_), and *stride, 2 * other, each modulo 2^16 with any bits
+   above. word: that of the pair; half: which of the two; multiplier: of the octet. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_number_(uint32_t word, int half, uint32_t multiplier, uint32_t *stride) {
+    const uint32_t low = word & 0xFFFFu, high = word >> 16, other = half == 0 ? high : low;
+    *stride = 2 * other;
+    return (half == 0 ? low : high) + other * (2 * multiplier);
 }
 
 /* ---- elements: any kind, any value, any alignment ---- */
 
-/* Both stages for one element. Returns the update, which the weight is reduced by. */
-KOPT_CUDA_FN_ float kopt_cuda_step_element_(kopt_kind_ kind, const kopt_scalars_cuda_ *k, kopt_element_cuda_ *e,
-                                            uint32_t r) {
-    float compensation, y;
-    const float w = kopt_load_weight_cuda_(kind, e->weight, e->residual, &compensation, NULL);
-    const float x = kopt_direction_cuda_(kind, k, w, compensation, e, r, &y);
-    return kopt_commit_element_cuda_(kind, k, kopt_rule_function_cuda_(kind, k, x, y), w, compensation, e, r, k->sync);
+/* The kind of a step. 8-bit moments count as fp32, because they are stepped in fp32. */
+KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s) {
+    kopt_kind_ kind;
+    kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* as in kopt_kind_of_() */
+    kind.weight = s->weight_format;
+    kind.grad = (kopt_format)t->grad_format;
+    kind.moment = s->moment_format == KOPT_Q8 ? KOPT_F32 : s->moment_format;
+    kind.rounding = s->rounding;
+    kind.moment_rounding = s->moment_rounding;
+    kind.compensation_rounding = s->compensation_rounding;
+    kind.moment_count = s->moment_count;
+    kind.nesterov = s->nesterov;
+    kind.buffered = s->moment_format == KOPT_Q8;
+    return kind;
 }
 
-/* Steps one element from memory to memory. b: the block that receives the new 8-bit moments, or NULL. */
-KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int copies,
-                                      const kopt_scalars_cuda_ *scalars, uint64_t i, uint32_t r, kopt_counts *counts,
-                                      kopt_cuda_block_ *b) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t moment_size = kopt_bytes_of_(kind.moment);
+/* The address, and the bits, of the scale of element i's block. */
+KOPT_CUDA_FN_ kopt_byte_ *kopt_cuda_scale_at_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
+    return t->moment[m] + t->scale + (i >> 8) * 4;
+}
+
+/* Moment m of element i in its word; of 8-bit moments as fp32, and of a mean of squares their root. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_load_moment_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int m, uint64_t i) {
+    float y;
+    if (!kind.buffered)
+        return kopt_cuda_load_one_(t->moment[m] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
+    y = kopt_decode_q8_cuda_(kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->moment[m] + i, 1), 1),
+                             kopt_is_square_(kind.rule, m));
+    KOPT_OPAQUE_FLOAT_(y); /* see kopt_decode_number_ */
+    return kopt_as_u32_(kopt_mul_cuda_(y, kopt_as_f32_(kopt_cuda_load_one_(kopt_cuda_scale_at_(t, m, i), 4))));
+}
+
+/* Steps element i from memory to memory. 8-bit moments are not stored but returned, as fp32. */
+KOPT_CUDA_FN_ uint4 kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, const kopt_scalars_cuda_ *scalars,
+                                       const kopt_philox_key_ *key, uint64_t i) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const size_t copy_size = t->copy_format == KOPT_F32 ? 4 : 2;
+    const size_t grad_size = kopt_bytes_of_(kind.grad), copy_size = t->copy_format == KOPT_F32 ? 4 : 2;
+    const uint32_t r = kopt_needs_random_(kind) ? kopt_cuda_random_one_(t, key, i) : 0;
     kopt_scalars_cuda_ k = *scalars;
-    kopt_element_cuda_ e, before;
-    float update;
+    kopt_element_cuda_ e;
+    float w, compensation, x;
     int m;
     k.rate = kopt_mul_cuda_(k.rate, t->rate_scale);
     k.weight_decay = kopt_mul_cuda_(k.weight_decay, t->rate_scale);
@@ -868,27 +497,20 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
         e.residual =
             kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->residual + i * residual_size, residual_size), residual_size);
     KOPT_UNROLL_
-    for (m = 0; m < 4; m++) {
-        e.moment[m] = 0;
-        if (m < kind.moment_count && b == NULL)
-            e.moment[m] = kopt_cuda_load_one_(t->moment[m] + i * moment_size, moment_size);
-        if (m < kind.moment_count && b != NULL)
-            e.moment[m] =
-                kopt_cuda_moment_(kind.rule, m, kopt_cuda_load_one_(t->moment[m] + i, 1), kopt_cuda_scale_(t, m, i, 0));
-    }
+    for (m = 0; m < 4; m++) e.moment[m] = m < kind.moment_count ? kopt_cuda_load_moment_(t, kind, m, i) : 0;
     if (k.sync) {
         e.slow = kopt_cuda_load_one_(t->slow + i * weight_size, weight_size);
         if (residual_size != 0)
             e.slow_residual = kopt_cuda_sign_extend_(
                 kopt_cuda_load_one_(t->slow_residual + i * residual_size, residual_size), residual_size);
     }
-    before = e;
-    update = kopt_cuda_step_element_(kind, &k, &e, r);
-    kopt_count_element_cuda_(kind, counts, &before, &e, update);
+    w = kopt_load_weight_cuda_(kind, e.weight, e.residual, &compensation, NULL);
+    x = kopt_direction_cuda_(kind, &k, w, compensation, &e, r);
+    kopt_commit_element_cuda_(kind, &k, x, w, compensation, &e, r, k.sync);
     if (!k.moments_only) {
         kopt_cuda_store_one_(t->weight + i * weight_size, weight_size, e.weight);
         if (residual_size != 0) kopt_cuda_store_one_(t->residual + i * residual_size, residual_size, e.residual);
-        if (copies && t->copy != NULL)
+        if (t->copy != NULL)
             kopt_cuda_store_one_(t->copy + i * copy_size, copy_size,
                                  kopt_encode_copy_cuda_(kind, &e, (kopt_format)t->copy_format));
         if (k.sync) kopt_cuda_store_one_(t->slow + i * weight_size, weight_size, e.weight);
@@ -897,462 +519,510 @@ KOPT_CUDA_FN_ void kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ kin
     }
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
-        if (m < kind.moment_count) {
-            if (b == NULL)
-                kopt_cuda_store_one_(t->moment[m] + i * moment_size, moment_size, e.moment[m]);
-            else
-                kopt_cuda_store_slot_(b, m, i, e.moment[m]);
-        }
+        if (m < kind.moment_count && !kind.buffered)
+            kopt_cuda_store_one_(t->moment[m] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment),
+                                 e.moment[m]);
     if (k.zero_grad) kopt_cuda_store_one_(t->grad + i * grad_size, grad_size, 0);
+    return make_uint4(e.moment[0], e.moment[1], e.moment[2], e.moment[3]);
 }
 
-/* Position x relative to the first position of a task, clamped to 0 .. width. */
-KOPT_CUDA_FN_ int kopt_cuda_clamp_(uint64_t x, uint64_t from, int width) {
-    return x <= from ? 0 : x - from < (uint64_t)width ? (int)(x - from) : width;
+/* Stores the 8-bit code of moment m of element i. */
+KOPT_CUDA_FN_ void kopt_cuda_store_code_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, const kopt_philox_key_ *key,
+                                         uint64_t i, int m, uint32_t moment, uint32_t scale) {
+    const int square = kopt_is_square_(kind.rule, m);
+    const float y = kopt_mul_cuda_(kopt_as_f32_(moment), kopt_inverse_scale_q8_cuda_(scale, square));
+    uint32_t r = 0x8000u;
+    if (kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC)
+        r = KOPT_RANDOM_STORE(kopt_cuda_random_one_(t, key, i), (uint32_t)m + 1);
+    kopt_cuda_store_one_(t->moment[m] + i, 1,
+                         kopt_encode_q8_scalar_cuda_(kopt_codes_are_zero_(scale) ? 0 : y, square, r));
 }
 
-/* The kind of a step: the constants of a kernel, and where a constant is negative, the options of the optimizer. 8-bit
-   moments count as fp32, because they are stepped in fp32. */
-KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s, int weight, int moment,
-                                         int rounding) {
-    kopt_kind_ kind;
-    kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* as in kopt_kind_of_() */
-    kind.weight = weight < 0 ? s->weight_format : (kopt_format)weight;
-    kind.grad = (kopt_format)t->grad_format;
-    kind.moment = moment < 0 ? s->moment_format : moment == KOPT_Q8 ? KOPT_F32 : (kopt_format)moment;
-    kind.rounding = rounding < 0 ? s->rounding : (kopt_rounding)rounding;
-    kind.moment_rounding = s->moment_rounding;
-    kind.compensation_rounding = s->compensation_rounding;
-    kind.moment_count = s->moment_count;
-    kind.nesterov = s->nesterov;
-    kind.buffered = moment == KOPT_Q8;
-    return kind;
+/* ---- octets: the arithmetic of vectors, in registers. If one of its numbers is special (docs/numerics.md, section 2),
+        nothing is stored, and the octet is stepped element by element ---- */
+
+/* An octet of each array, packed as in memory; gradients, and 8-bit moments once they are decoded, as fp32. Lookahead
+   has two moments: its slow weights and their residuals are in place of the others. */
+typedef struct kopt_cuda_octet_ {
+    uint32_t weight[8], residual[4], moment[4][8], scale[4];
+    kopt_vf32_octet_ grad[8];
+} kopt_cuda_octet_;
+
+/* The first two of 8 packed elements, and setting them from words that have them in the upper halves (with 4 bytes: in
+   all of it); then the other six move up, and the two become the last. So a loop over pairs needs no other index. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_first_(const uint32_t *x, size_t size, int half) {
+    if (size == 0) return 0;
+    return kopt_cuda_sign_extend_(kopt_cuda_extract_(x, size, half), size);
+}
+
+KOPT_CUDA_FN_ uint32_t kopt_cuda_pack_(uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x7632); }
+
+KOPT_CUDA_FN_ void kopt_cuda_put_(uint32_t *x, size_t size, uint32_t a, uint32_t b) {
+    if (size == 4) x[0] = a, x[1] = b;
+    if (size == 2) x[0] = kopt_cuda_pack_(a, b);
+    if (size == 1) x[0] = __byte_perm(x[0], kopt_cuda_pack_(a, b), 0x3264); /* bytes 0 and 2 of the packed word */
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_rotate_(uint32_t *x, size_t size) {
+    const uint32_t a = x[0], b = x[1];
+    int q;
+    if (size == 1) {
+        x[0] = a >> 16 | b << 16;
+        x[1] = b >> 16 | a << 16;
+    }
+    if (size == 2) {
+        KOPT_UNROLL_
+        for (q = 0; q < 3; q++) x[q] = x[q + 1];
+        x[3] = a;
+    }
+    if (size == 4) {
+        KOPT_UNROLL_
+        for (q = 0; q < 6; q++) x[q] = x[q + 2];
+        x[6] = a;
+        x[7] = b;
+    }
+}
+
+/* 0, 1 or 2; the compiler sees that it is never 4. */
+KOPT_CUDA_FN_ size_t kopt_cuda_residual_size_(kopt_kind_ kind) {
+    return kopt_bytes_of_residual_(kind.weight, kind.rounding) & 3;
+}
+
+/* Makes fp32 of 8 packed numbers. */
+KOPT_CUDA_FN_ void kopt_cuda_widen_all_(uint32_t x[8], kopt_format format) {
+    int q;
+    if (format == KOPT_F32) return;
+    KOPT_UNROLL_
+    for (q = 7; q >= 0; q--)
+        x[q] = format == KOPT_BF16 ? kopt_widen_octet_(kopt_cuda_extract_(x, 2, q), KOPT_BF16)
+                                   : kopt_widen_octet_(kopt_cuda_extract_(x, 2, q), KOPT_FP16);
+}
+
+/* Loads an octet of each array, all before it uses the first; 8-bit moments as codes. */
+KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind, uint64_t i,
+                                       int sync) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight),
+                 moment_size = kind.buffered ? 1 : kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_cuda_residual_size_(kind);
+    int m;
+    kopt_cuda_load_octet_(x->weight, t->weight, i, weight_size);
+    kopt_cuda_load_octet_(x->residual, t->residual, i, residual_size);
+    KOPT_UNROLL_
+    for (m = 0; m < 4; m++)
+        if (m < kind.moment_count) {
+            kopt_cuda_load_octet_(x->moment[m], t->moment[m], i, moment_size);
+            if (kind.buffered) kopt_cuda_load_words_(x->scale + m, kopt_cuda_scale_at_(t, m, i), 4);
+        }
+    if (sync) {
+        kopt_cuda_load_octet_(x->moment[2], t->slow, i, weight_size);
+        if (residual_size == 2) kopt_cuda_load_words_(x->moment[3], t->slow_residual + i * 2, 16);
+        if (residual_size == 1) kopt_cuda_load_words_(x->moment[3], t->slow_residual + i, 8);
+    }
+    /* each format has a load of its own: otherwise nvcc converts from all formats and selects */
+    if (t->grad_format == KOPT_F32) {
+        kopt_cuda_load_octet_(x->grad, t->grad, i, 4);
+    } else if (t->grad_format == KOPT_BF16) {
+        kopt_cuda_load_octet_(x->grad, t->grad, i, 2);
+        kopt_cuda_widen_all_(x->grad, KOPT_BF16);
+    } else {
+        kopt_cuda_load_octet_(x->grad, t->grad, i, 2);
+        kopt_cuda_widen_all_(x->grad, KOPT_FP16);
+    }
+}
+
+/* Stores them, but not 8-bit moments. */
+KOPT_CUDA_FN_ void kopt_cuda_store_all_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g,
+                                        kopt_kind_ kind, uint64_t i, int copies, int sync) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_cuda_residual_size_(kind);
+    uint32_t other[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    int m, q;
+    KOPT_UNROLL_
+    for (m = 0; m < 4; m++)
+        if (m < kind.moment_count && !kind.buffered) kopt_cuda_store_octet_(t->moment[m], i, moment_size, x->moment[m]);
+    if (g->k.zero_grad) kopt_cuda_store_octet_(t->grad, i, t->grad_format == KOPT_F32 ? 4 : 2, other);
+    if (g->k.moments_only) return;
+    kopt_cuda_store_octet_(t->weight, i, weight_size, x->weight);
+    kopt_cuda_store_octet_(t->residual, i, residual_size, x->residual);
+    if (sync) kopt_cuda_store_octet_(t->slow, i, weight_size, x->weight);
+    if (sync) kopt_cuda_store_octet_(t->slow_residual, i, residual_size, x->residual);
+    if (copies && t->copy != NULL) {
+        const kopt_format format = (kopt_format)t->copy_format;
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) {
+            const kopt_vf32_octet_ w = kopt_widen_octet_(kopt_cuda_extract_(x->weight, weight_size, q), kind.weight);
+            if (format == KOPT_F32)
+                other[q] = w;
+            else
+                kopt_cuda_insert_(other, 2, q, kopt_round_nearest16_octet_(w, format));
+        }
+        kopt_cuda_store_octet_(t->copy, i, format == KOPT_F32 ? 4 : 2, other);
+    }
+}
+
+/* What is constant in a kernel: the format of the weights, that of the moments, and (but for KOPT_CUDA_ANY_) how
+   weights are rounded. HOW: */
+enum {
+    KOPT_CUDA_ADAM_, /* Adam with two moments, whose moments and compensations are rounded stochastically */
+    KOPT_CUDA_FEW_,  /* at most two moments, and nothing but weights, residuals and moments is stored */
+    KOPT_CUDA_ANY_   /* all steps */
+};
+
+/* The scalars of a step for octets, with the rates of a tensor. */
+KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, int how) {
+    union {
+        uint32_t words[sizeof(kopt_scalars_octet_) / 4];
+        kopt_scalars_octet_ k;
+    } local;
+    size_t i;
+    kopt_cuda_load_words_(local.words, (const kopt_byte_ *)(&g->k), 64);
+    KOPT_UNROLL_
+    for (i = 16; i < sizeof local.words / 4; i++)
+        local.words[i] = how != KOPT_CUDA_ANY_ ? 0 : ((const uint32_t *)&g->k)[i];
+    if (how == KOPT_CUDA_FEW_) local.k.unrectified = g->k.unrectified;
+    local.k.rate = kopt_mul_octet_(local.k.rate, kopt_as_u32_(t->rate_scale));
+    local.k.weight_decay = kopt_mul_octet_(local.k.weight_decay, kopt_as_u32_(t->rate_scale));
+    local.k.use_scale = 1; /* the factor 1 changes no number */
+    local.k.use_l2 = local.k.l2 != 0;
+    local.k.use_decay = local.k.weight_decay != 0;
+    return local.k;
+}
+
+/* Steps an octet in registers. w: the words of its Philox block, with the octet's multiplier. Returns 0 if a number is
+   special. PAIRS: how many of the 4 pairs the code has: 4 for speed, or 1 for a loop. */
+template <int PAIRS>
+KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, const kopt_scalars_octet_ *k,
+                                        uint32_t w[4], uint32_t multiplier) {
+    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
+    const size_t residual_size = kopt_cuda_residual_size_(kind);
+    const kopt_constants_octet_ c = kopt_make_constants_octet_();
+    uint32_t largest[2] = {0, 0}, *const largest_moment = kind.moment == kind.weight ? largest : largest + 1;
+    int pair, m, half;
+#pragma unroll PAIRS
+    for (pair = 0; pair < 4; pair++) {
+        uint32_t weight[2], residual[2], moment[4][2], stride;
+        KOPT_UNROLL_
+        for (half = 0; half < 2; half++) {
+            const uint32_t number = kopt_cuda_number_(w[0], half, multiplier, &stride) & 0xFFFFu;
+            kopt_half_pair_octet_ h;
+            kopt_vf32_octet_ compensation, update;
+            const uint32_t rest = kopt_cuda_first_(x->residual, residual_size, half);
+            const kopt_vf32_octet_ old = kopt_load_weight_octet_(kind, kopt_cuda_first_(x->weight, weight_size, half),
+                                                                 rest, &compensation, largest);
+            KOPT_UNROLL_
+            for (m = 0; m < 4; m++)
+                h.moments.x[m] =
+                    m >= kind.moment_count
+                        ? 0
+                        : kopt_square_if_octet_(
+                              kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), kind.moment),
+                              kopt_stores_root_(kind, m));
+            update = kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, stride, 0,
+                                                2 /* RANDOM_ZERO_EXTENDED_ */, &h);
+            *largest_moment = kopt_imax_octet_(*largest_moment, h.largest);
+            update = kopt_update_octet_(k, update, old);
+            if (k->sync) {
+                kopt_vf32_octet_ slow_compensation;
+                const kopt_vf32_octet_ slow = kopt_load_weight_octet_(
+                    kind, kopt_cuda_first_(x->moment[2], weight_size, half),
+                    kopt_cuda_first_(x->moment[3], residual_size, half), &slow_compensation, largest);
+                update = kopt_lookahead_octet_(k->slow_scale, old, compensation, update, slow, slow_compensation);
+            }
+            KOPT_UNROLL_
+            for (m = 0; m < 4; m++) {
+                const kopt_vf32_octet_ new_value = kopt_stores_root_(kind, m) ? h.moments.root[m] : h.moments.x[m];
+                moment[m][half] = kind.buffered              ? new_value
+                                  : kind.moment == KOPT_F32  ? kopt_flush_f32_octet_(new_value)
+                                  : kind.moment == KOPT_BF16 ? kopt_flush_octet_(h.u[m])
+                                                             : h.u[m];
+            }
+            residual[half] = 0;
+            if (kind.weight == KOPT_F32) {
+                weight[half] = kopt_flush_f32_octet_(kopt_sub_octet_(old, update));
+            } else {
+                weight[half] =
+                    kopt_commit_octet_(kind, old, compensation, update, number, &c, &residual[half], largest);
+                if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT)
+                    weight[half] = kopt_flush_octet_(weight[half]);
+                if (kind.weight == KOPT_BF16 && kind.rounding == KOPT_KAHAN)
+                    residual[half] = kopt_flush_octet_(residual[half]);
+            }
+        }
+        KOPT_UNROLL_
+        for (m = 0; m < 4; m++)
+            if (m < kind.moment_count) {
+                kopt_cuda_put_(x->moment[m], moment_size, moment[m][0], moment[m][1]);
+                kopt_cuda_rotate_(x->moment[m], moment_size);
+            }
+        kopt_cuda_put_(x->weight, weight_size, weight[0], weight[1]);
+        kopt_cuda_rotate_(x->weight, weight_size);
+        kopt_cuda_put_(x->residual, residual_size, residual[0], residual[1]);
+        kopt_cuda_rotate_(x->residual, residual_size);
+        if (k->sync) {
+            kopt_cuda_rotate_(x->moment[2], weight_size);
+            if (residual_size == 2) kopt_cuda_rotate_(x->moment[3], 2); /* with a size that is not constant it spills */
+            if (residual_size == 1) kopt_cuda_rotate_(x->moment[3], 1);
+        }
+        kopt_cuda_rotate_(x->grad, 4);
+        kopt_cuda_rotate_(w, 2);
+    }
+    if (kind.weight != KOPT_F32 && largest[0] > (kind.weight == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
+    if (kind.moment != KOPT_F32 && largest[1] > (kind.moment == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
+    return 1;
+}
+
+/* ---- 8-bit moments: a warp steps the 256 elements of a block, which share a scale; the new moments (of means of
+        squares: their roots) wait in registers until the largest magnitude is known ---- */
+
+KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(uint32_t x[8], uint32_t scale, int square) {
+    const uint32_t codes[2] = {x[0], x[1]};
+    int q;
+    KOPT_UNROLL_
+    for (q = 0; q < 8; q++)
+        x[q] = kopt_mul_octet_(
+            kopt_decode_q8_octet_(kopt_cuda_sign_extend_(kopt_cuda_extract_(codes, 1, q), 1), square), scale);
+}
+
+/* Encodes the octet of moment m. w and multiplier as for step_octet. */
+template <int PAIRS>
+KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], uint32_t moment[8], int m, int square, uint32_t scale,
+                                           int stochastic, uint32_t w[4], uint32_t multiplier) {
+    const kopt_vf32_octet_ inverse = kopt_inverse_scale_q8_octet_(scale, square);
+    int pair, half;
+    codes[0] = codes[1] = 0;
+#pragma unroll PAIRS
+    for (pair = 0; pair < 4; pair++) {
+        uint32_t u[2], stride;
+        KOPT_UNROLL_
+        for (half = 0; half < 2; half++) {
+            uint32_t number = kopt_cuda_number_(w[0], half, multiplier, &stride);
+            number += ((uint32_t)m + 1) * stride;
+            u[half] = kopt_encode_q8_octet_(kopt_mul_octet_(moment[half], inverse), square,
+                                            stochastic ? number & 0xFFFFu : 0x8000u);
+            if (!square) u[half] |= u[half] >> 8; /* encode_q8 leaves the sign in bit 31: it belongs into bit 23 */
+        }
+        kopt_cuda_put_(codes, 1, u[0], u[1]);
+        kopt_cuda_rotate_(codes, 1);
+        kopt_cuda_rotate_(moment, 4);
+        kopt_cuda_rotate_(w, 2);
+    }
+    if (kopt_codes_are_zero_(scale)) codes[0] = codes[1] = 0;
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_add_(uint64_t *to, uint64_t x) {
     atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(x));
 }
 
-/* The sum and the maximum over the lanes of a warp, which must all call it. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_sum_(uint32_t x) {
-    int distance;
-    for (distance = 16; distance > 0; distance >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
-    return x;
-}
-
-KOPT_CUDA_FN_ uint32_t kopt_cuda_warp_largest_(uint32_t x) {
-    int distance;
-    for (distance = 16; distance > 0; distance >>= 1) {
-        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, x, distance);
-        x = other > x ? other : x;
-    }
-    return x;
-}
-
-/* Adds a warp's counts to those of a tensor, if it has any. All lanes of the warp must call it. The general kernels
-   always count: a pointer that may be NULL would keep the counts out of registers. */
-KOPT_CUDA_FN_ void kopt_cuda_add_counts_(const kopt_cuda_tensor_ *t, const kopt_counts *counts, uint32_t lane) {
-    uint32_t wanted, still, stuck;
-    if (t->counts == NULL) return;
-    wanted = kopt_cuda_warp_sum_((uint32_t)counts->wanted);
-    still = kopt_cuda_warp_sum_((uint32_t)counts->still);
-    stuck = kopt_cuda_warp_sum_((uint32_t)counts->stuck);
-    if (lane != 0) return;
-    if (wanted != 0) kopt_cuda_add_(&t->counts->wanted, wanted);
-    if (still != 0) kopt_cuda_add_(&t->counts->still, still);
-    if (stuck != 0) kopt_cuda_add_(&t->counts->stuck, stuck);
-}
-
-/* ---- the steps of one lane ---- */
-
-/* The scalars of a step for octets, with the rates of a tensor. */
-KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g) {
-    union {
-        uint32_t words[sizeof(kopt_scalars_octet_) / 4];
-        kopt_scalars_octet_ k;
-    } local;
-    size_t i;
-    kopt_cuda_load_words_(local.words, (const kopt_byte_ *)(&g->k), 64); /* all that octets use */
+/* The next element in the place of the first of 8: the others move up. */
+KOPT_CUDA_FN_ void kopt_cuda_push_(uint32_t x[8], uint32_t a) {
+    int q;
     KOPT_UNROLL_
-    for (i = 16; i < sizeof local.words / 4; i++) local.words[i] = 0;
-    local.k.rate = kopt_mul_octet_(local.k.rate, kopt_as_u32_(t->rate_scale));
-    local.k.weight_decay = kopt_mul_octet_(local.k.weight_decay, kopt_as_u32_(t->rate_scale));
-    local.k.use_scale = 1; /* the factor 1 changes no number */
-    local.k.use_l2 = local.k.l2 != 0;
-    local.k.use_decay = local.k.weight_decay != 0;
-    local.k.unrectified = g->k.unrectified;
-    return local.k;
+    for (q = 0; q < 7; q++) x[q] = x[q + 1];
+    x[7] = a;
 }
 
-KOPT_RULES_UP_TO_(KOPT_ADAM_ATAN2, kopt_cuda_step_complete_)
-/* Steps a complete octet from memory to memory. index: of its tensor; i: of its first element. weight, moment,
-   rounding: the constants of the kernel. Returns 0, with nothing stored, if a number is special. Rules are constants,
-   and in the usual steps so are the roundings of moments. */
-KOPT_CUDA_FN_ int kopt_cuda_step_complete_(const kopt_cuda_arguments_ *a, uint32_t index, int weight, int moment,
-                                           int rounding, uint64_t i, const uint32_t w[4], int copies,
-                                           kopt_vf32_octet_ (*buffer)[8]) {
+/* Scales and codes of the new moments of a block. By all lanes of a warp. whole: the lane's octet is complete and
+   aligned, and has one Philox block; otherwise its codes are stored one by one. */
+template <int PAIRS>
+KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g,
+                                          kopt_kind_ kind, uint64_t i, int whole, uint32_t w[4], uint32_t multiplier) {
+    const kopt_philox_key_ key = kopt_cuda_key_(t, g);
+    const uint64_t n = t->end;
+    uint32_t scale[4];
+    int m, q;
+    KOPT_UNROLL_
+    for (m = 0; m < 4; m++) {
+        uint32_t largest = 0;
+        if (m >= kind.moment_count) continue;
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) largest = max(largest, x->moment[m][q] & 0x7FFFFFFFu);
+        for (q = 16; q > 0; q >>= 1) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, q));
+        scale[m] = kopt_scale_q8_(largest, kopt_is_square_(kind.rule, m));
+    }
+    __syncwarp(); /* all lanes have read the old scales, which lane 0 overwrites now */
+    KOPT_UNROLL_
+    for (m = 0; m < 4; m++)
+        if (m < kind.moment_count && (threadIdx.x & 31) == 0)
+            kopt_cuda_store_one_(kopt_cuda_scale_at_(t, m, i), 4, scale[m]);
+    if (whole) {
+        KOPT_UNROLL_
+        for (m = 0; m < 4; m++) {
+            const int square = kopt_is_square_(kind.rule, m);
+            const int stochastic = kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC;
+            uint32_t codes[2];
+            if (m >= kind.moment_count) continue;
+            kopt_cuda_encode_octet_<PAIRS>(codes, x->moment[m], m, square, scale[m], stochastic, w, multiplier);
+            kopt_cuda_store_octet_(t->moment[m], i, 1, codes);
+        }
+        return;
+    }
+    KOPT_ROLL_
+    for (q = 0; q < 8; q++) {
+        KOPT_UNROLL_
+        for (m = 0; m < 4; m++) {
+            if (m >= kind.moment_count || i + (uint64_t)q >= n) continue;
+            kopt_cuda_store_code_(t, kind, &key, i + (uint64_t)q, m, x->moment[m][0], scale[m]);
+            kopt_cuda_push_(x->moment[m], 0);
+        }
+    }
+}
+
+/* ---- the step ---- */
+
+template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
+KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g) {
+    kopt_kind_ kind = kopt_cuda_kind_(t, &g->step);
+    kind.weight = (kopt_format)WEIGHT;
+    kind.moment = MOMENT == KOPT_Q8 ? KOPT_F32 : (kopt_format)MOMENT;
+    kind.buffered = MOMENT == KOPT_Q8;
+    if (HOW == KOPT_CUDA_ANY_) return kind;
+    kind.rounding = (kopt_rounding)ROUNDING;
+    if (HOW == KOPT_CUDA_FEW_) {
+        if (kind.rule != KOPT_SGD && kind.rule != KOPT_LION && kind.rule != KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM;
+        kind.moment_count = kind.rule == KOPT_SGD ? kind.moment_count & 1 : kind.rule == KOPT_LION ? 1 : 2;
+        return kind;
+    }
+    kind.rule = KOPT_ADAM;
+    kind.moment_rounding = kind.compensation_rounding = KOPT_STOCHASTIC;
+    kind.moment_count = 2;
+    kind.nesterov = 0;
+    return kind;
+}
+
+/* Steps an octet if it is complete and aligned, and all its numbers are ordinary; if not, returns 0. With 8-bit moments
+   it steps every octet; all lanes of the warp must call it. w: the Philox block of the octet before in this task. */
+template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
+KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index, uint64_t position, uint32_t w[4]) {
+    enum { ANY = HOW == KOPT_CUDA_ANY_, PAIRS = ANY ? 1 : 4, Q8 = MOMENT == KOPT_Q8 };
     const kopt_cuda_tensor_ *t = a->tensors + index;
     const kopt_cuda_group_ *g = a->groups + t->group;
-    const uint32_t multiplier = kopt_random_multiplier_(t->first + t->pad + i);
-    kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
-    kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding), fixed;
-    uint32_t largest[2] = {0, 0};
+    const uint64_t i = position - t->pad, e = t->first + position;
+    const uint32_t multiplier = kopt_random_multiplier_(e);
+    const int begins = (position & (a->width - 256)) == 0;
+    const int whole = i < t->complete && t->wide && (!Q8 || (e & 7) == 0);
+    kopt_kind_ kind = kopt_cuda_kind_in_<WEIGHT, MOMENT, ROUNDING, HOW>(t, g);
     kopt_cuda_octet_ x;
-    kopt_vf32_octet_ grad[8];
-    int q;
-    if (t->usual) kind.moment_count = 2;
-    if (t->wide) {
-        kopt_cuda_load_arrays_(1, &x, t, kind, i);
-        kopt_cuda_load_grads_(1, grad, t, i);
-    } else {
-        kopt_cuda_load_arrays_(0, &x, t, kind, i);
-        kopt_cuda_load_grads_(0, grad, t, i);
+    int done = 0, sync = 0, m, q;
+    if ((begins || (e & 2047) < 256) && (kopt_needs_random_(kind) || (Q8 && kind.moment_rounding == KOPT_STOCHASTIC))) {
+        const kopt_philox_key_ key = kopt_cuda_key_(t, g);
+        kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
     }
-    fixed = kind;
-#define KOPT_CUDA_STEP_(constant, count)             \
-    fixed.rule = (constant);                         \
-    fixed.moment_count = (count);                    \
-    if ((constant) == KOPT_ADAM) fixed.nesterov = 0; \
-    kopt_cuda_step_octet_(&x, grad, fixed, g, &k, w, multiplier, buffer, largest)
-    if (t->usual == 1) {
-        fixed.moment_rounding = fixed.compensation_rounding = KOPT_STOCHASTIC;
-        k.unrectified = 0;
-        KOPT_CUDA_STEP_(KOPT_ADAM, 2);
-    } else if (t->usual == 2) {
-        fixed.moment_rounding = fixed.compensation_rounding = KOPT_NEAREST;
-        k.unrectified = 0;
-        KOPT_CUDA_STEP_(KOPT_ADAM, 2);
-    } else if (kind.rule == KOPT_ADAM) {
-        KOPT_CUDA_STEP_(KOPT_ADAM, 2);
-    } else if (kind.rule == KOPT_LION) {
-        KOPT_CUDA_STEP_(KOPT_LION, 1);
-#ifdef KAHAN_OPT_VMATH
-    } else if (kind.rule == KOPT_ADAM_ATAN2) {
-        KOPT_CUDA_STEP_(KOPT_ADAM_ATAN2, 2);
-#endif
-    } else if (kind.moment_count != 0) {
-        KOPT_CUDA_STEP_(KOPT_SGD, 1);
-    } else {
-        KOPT_CUDA_STEP_(KOPT_SGD, 0);
-    }
+    if (whole) {
+        const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g, HOW);
+        if (ANY) sync = k.sync;
+        kopt_cuda_load_all_(&x, t, kind, i, sync);
+        KOPT_UNROLL_
+        for (m = 0; m < 4; m++)
+            if (Q8 && m < kind.moment_count)
+                kopt_cuda_decode_octet_(x.moment[m], x.scale[m], kopt_is_square_(kind.rule, m));
+#define KOPT_CUDA_STEP_(which, count)                       \
+    if (HOW == KOPT_CUDA_FEW_) kind.rule = (which);         \
+    if (HOW == KOPT_CUDA_FEW_) kind.moment_count = (count); \
+    done = kopt_cuda_step_octet_<PAIRS>(&x, kind, &k, w, multiplier)
+        if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_SGD && kind.moment_count == 0) {
+            KOPT_CUDA_STEP_(KOPT_SGD, 0);
+        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_SGD) {
+            KOPT_CUDA_STEP_(KOPT_SGD, 1);
+        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_LION) {
+            KOPT_CUDA_STEP_(KOPT_LION, 1);
+        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule != KOPT_ADAM_ATAN2 && kind.moment_rounding == KOPT_NEAREST &&
+                   kind.compensation_rounding == KOPT_NEAREST) {
+            kind.moment_rounding = kind.compensation_rounding = KOPT_NEAREST;
+            KOPT_CUDA_STEP_(KOPT_ADAM, 2);
+        } else {
+            KOPT_CUDA_STEP_(kind.rule == KOPT_ADAM_ATAN2 ? kind.rule : KOPT_ADAM, 2);
+        }
 #undef KOPT_CUDA_STEP_
-    if (kind.weight != KOPT_F32 && largest[0] > (kind.weight == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
-    if (kind.moment != KOPT_F32 && largest[1] > (kind.moment == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
+    }
     KOPT_CUDA_OPAQUE_(index, "r"); /* what is used again is loaded again */
     t = a->tensors + index;
     g = a->groups + t->group;
-    if (t->wide)
-        kopt_cuda_store_arrays_(1, &x, t, kind, i, g->k.moments_only);
-    else
-        kopt_cuda_store_arrays_(0, &x, t, kind, i, g->k.moments_only);
-    if (copies && t->copy != NULL && !g->k.moments_only) kopt_cuda_store_copy_(t, i, x.weight);
-    if (g->k.zero_grad) {
-        const size_t size = t->grad_format == KOPT_F32 ? 4 : 2;
+    if (done) kopt_cuda_store_all_(&x, t, g, kind, i, ANY || WEIGHT == KOPT_F32, sync);
+    if (Q8) {
         KOPT_ROLL_
-        for (q = 0; q < 8; q++) kopt_cuda_store_one_as_(1, t->grad + (i + (uint64_t)q) * size, size, 0);
-    }
-    return 1;
-}
-
-/* The number of elements of a tensor. */
-KOPT_CUDA_FN_ uint64_t kopt_cuda_n_(const kopt_cuda_tensor_ *t) { return t->end - t->pad; }
-
-/* r of element i of a step. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_step_random_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
-    const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
-    return kopt_cuda_random_one_(&key, t->first + t->pad + i);
-}
-
-/* Steps the elements of the octet at this position one by one, as far as the tensor has them. What they need is loaded
-   again for each, which takes fewer registers. */
-KOPT_CUDA_FN_ void kopt_cuda_step_octet_slowly_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, int weight,
-                                                int moment, int rounding, uint64_t position, int copies) {
-    kopt_counts counts = {0, 0, 0};
-    int q;
-    KOPT_ROLL_
-    for (q = 0; q < 8; q++, position++) {
-        KOPT_CUDA_OPAQUE_(t, "l");
-        KOPT_CUDA_OPAQUE_(g, "l");
-        if (position - t->pad < kopt_cuda_n_(t)) {
-            const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding);
-            const uint32_t r = kopt_needs_random_(kind) ? kopt_cuda_step_random_(t, g, position - t->pad) : 0;
-            kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad, r, &counts, NULL);
-        }
-    }
-}
-
-/* The position of the first element of an octet of a lane. Octets 2 * k and 2 * k + 1 share a Philox block. */
-KOPT_CUDA_FN_ uint64_t kopt_cuda_position_(const kopt_cuda_arguments_ *a, const kopt_cuda_tensor_ *t, uint32_t task,
-                                           uint32_t lane, uint32_t octet) {
-    return (uint64_t)(a->first + task - t->first_task) * a->width +
-           ((octet >> 1) * KOPT_WARP_STRIDE_ + (octet & 1) * 128 + (lane >> 4) * 256 + (lane & 15) * 8);
-}
-
-/* All steps of one lane. What an octet needs is loaded again for each octet, which takes fewer registers. */
-KOPT_CUDA_FN_ void kopt_cuda_step_lane_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
-                                        int weight, int moment, int rounding, int copies) {
-    uint32_t task;
-    if (a->control->skip) return;
-    for (task = warp; task < a->count; task += warps) {
-        const kopt_cuda_tensor_ *t = a->tensors + a->tasks[a->first + task];
-        const kopt_cuda_group_ *g = a->groups + t->group;
-        const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, moment, rounding);
-        const int random = kopt_needs_random_(kind);
-        if (weight >= 0) {
-            uint32_t index = a->tasks[a->first + task];
-            uint32_t w[4] = {0, 0, 0, 0}, left = 0, octet; /* left: those that must be stepped element by element */
-            KOPT_ROLL_
-            for (octet = 0; octet < 2 * a->width / KOPT_WARP_STRIDE_; octet++) {
-                uint64_t position;
-                KOPT_CUDA_OPAQUE_(index, "r");
-                t = a->tensors + index;
-                g = a->groups + t->group;
-                position = kopt_cuda_position_(a, t, task, lane, octet);
-                if (position >= t->end) break;
-                if (random && (octet & 1) == 0) {
-                    const kopt_philox_key_ key =
-                        kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
-                    kopt_philox_cuda_(w, &key, kopt_philox_block_(t->first + position));
-                }
-                if (position - t->pad >= t->complete ||
-                    !kopt_cuda_step_complete_(a, index, weight, moment, rounding, position - t->pad, w, copies, NULL))
-                    left |= 1u << octet;
+        for (q = 0; q < 8 && !done; q++) {
+            uint4 moment = make_uint4(0, 0, 0, 0);
+            if (i + (uint64_t)q < t->end) {
+                const kopt_philox_key_ key = kopt_cuda_key_(t, g);
+                moment = kopt_cuda_element_(t, kind, &g->k, &key, i + (uint64_t)q);
             }
-            for (octet = 0; left >> octet != 0; octet++)
-                if ((left >> octet & 1) != 0) {
-                    t = a->tensors + a->tasks[a->first + task];
-                    kopt_cuda_step_octet_slowly_(t, a->groups + t->group, weight, moment, rounding,
-                                                 kopt_cuda_position_(a, t, task, lane, octet), copies);
-                }
-        } else {
-            const uint64_t from = (uint64_t)(a->first + task - t->first_task) * a->width;
-            const int limit = kopt_cuda_clamp_(t->end, from, (int)a->width);
-            const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
-            kopt_counts counts = {0, 0, 0};
-            uint32_t x = lane;
-            if (from < t->pad) x += (uint32_t)((t->pad - from + 31 - lane) & ~(uint64_t)31);
-            for (; (int)x < limit; x += 32) {
-                const uint64_t position = from + x;
-                kopt_cuda_element_(t, kind, copies, &g->k, position - t->pad,
-                                   random ? kopt_cuda_random_one_(&key, t->first + position) : 0, &counts, NULL);
-            }
-            kopt_cuda_add_counts_(t, &counts, lane);
+            kopt_cuda_push_(x.moment[0], moment.x);
+            kopt_cuda_push_(x.moment[1], moment.y);
+            kopt_cuda_push_(x.moment[2], moment.z);
+            kopt_cuda_push_(x.moment[3], moment.w);
         }
+        kopt_cuda_store_block_<PAIRS>(&x, t, g, kind, i, whole, w, multiplier);
+        done = 1;
     }
+    return done;
 }
 
-/* Elements [p, end) of a block, with this stride: steps them, and leaves their moments in the slots. */
-KOPT_CUDA_FN_ void kopt_cuda_block_step_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
-                                         uint32_t p, uint32_t end, uint32_t stride, int copies, kopt_counts *counts,
-                                         kopt_cuda_block_ *b) {
-    KOPT_ROLL_
-    for (; p < end; p += stride) {
-        KOPT_CUDA_OPAQUE_(t, "l");
-        KOPT_CUDA_OPAQUE_(g, "l");
-        kopt_cuda_element_(t, kind, copies, &g->k, b->first + p,
-                           kopt_needs_random_(kind) ? kopt_cuda_step_random_(t, g, b->first + p) : 0, counts, b);
-    }
-}
-
-/* The same elements: encodes the moments in the slots. A lane reads the slots that it wrote itself. */
-KOPT_CUDA_FN_ void kopt_cuda_block_store_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, kopt_kind_ kind,
-                                          uint32_t p, uint32_t end, uint32_t stride, int moments,
-                                          const kopt_cuda_block_ *b) {
-    const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
-    int m;
-    KOPT_ROLL_
-    for (; p < end; p += stride) {
-        const uint64_t i = b->first + p;
-        const uint32_t r = stochastic ? kopt_cuda_step_random_(t, g, i) : 0;
-        KOPT_UNROLL_
-        for (m = 0; m < moments; m++) {
-            const int square = kopt_is_square_(kind.rule, m);
-            if (m >= kind.moment_count) continue;
-            kopt_cuda_store_one_(t->moment[m] + i, 1,
-                                 kopt_cuda_encode_(kopt_as_f32_(*kopt_cuda_slot_(b, m, i)),
-                                                   kopt_scale_q8_(b->largest[m], square), square,
-                                                   kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC,
-                                                   KOPT_RANDOM_STORE(r, (uint32_t)m + 1)));
-        }
-    }
-}
-
-/* Decodes an octet of codes. scale: that of their block. */
-KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(kopt_vf32_octet_ *moment, const uint32_t codes[2], uint32_t scale,
-                                           int square) {
-    int q;
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        moment[q] = kopt_mul_octet_(kopt_decode_q8_octet_(kopt_cuda_extract_signed_(codes, 1, q), square), scale);
-}
-
-/* Encodes the octets of `count` moments. scale: those of their blocks. w and multiplier as for step_octet. */
-KOPT_CUDA_FN_ void kopt_cuda_encode_octets_(uint32_t codes[2][2], const kopt_vf32_octet_ moment[2][8], int count,
-                                            kopt_rule rule, const uint32_t scale[2], int stochastic,
-                                            const uint32_t w[4], uint32_t multiplier) {
-    kopt_vf32_octet_ inverse[2];
-    int q, m, half;
-    KOPT_UNROLL_
-    for (m = 0; m < count; m++) inverse[m] = kopt_inverse_scale_q8_octet_(scale[m], kopt_is_square_(rule, m));
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q += 2) {
-        const kopt_cuda_random_ r = kopt_cuda_random_of_(w[q >> 1], multiplier);
-        KOPT_UNROLL_
-        for (m = 0; m < count; m++) {
-            const int square = kopt_is_square_(rule, m);
-            uint32_t u[2], both;
-            KOPT_UNROLL_
-            for (half = 0; half < 2; half++) {
-                const uint32_t number = r.number[half] + ((uint32_t)m + 1) * r.stride[half];
-                u[half] = kopt_encode_q8_octet_(kopt_mul_octet_(moment[m][q + half], inverse[m]), square,
-                                                stochastic ? number & 0xFFFFu : 0x8000u);
-            }
-            both = kopt_cuda_pack_(u[0], u[1]);
-            if (!square) both |= both >> 8; /* encode_q8 leaves the sign in bit 15: it belongs into bit 7 */
-            codes[m][q >> 2] =
-                (q & 2) == 0 ? __byte_perm(both, 0, 0x4420) : __byte_perm(codes[m][q >> 2], both, 0x6410);
-        }
-    }
-    KOPT_UNROLL_
-    for (m = 0; m < count; m++)
-        if (kopt_codes_are_zero_(scale[m])) codes[m][0] = codes[m][1] = 0;
-}
-
-/* The same with constants: the rule that most use, and how it rounds. */
-KOPT_CUDA_FN_ void kopt_cuda_encode_octets_of_(uint32_t codes[2][2], const kopt_vf32_octet_ moment[2][8],
-                                               kopt_kind_ kind, const uint32_t scale[2], const uint32_t w[4],
-                                               uint32_t multiplier) {
-    const int stochastic = kind.moment_rounding == KOPT_STOCHASTIC;
-    if (kind.moment_count == 2 && stochastic)
-        kopt_cuda_encode_octets_(codes, moment, 2, KOPT_ADAM, scale, 1, w, multiplier);
-    else if (kind.moment_count == 2)
-        kopt_cuda_encode_octets_(codes, moment, 2, KOPT_ADAM, scale, 0, w, multiplier);
-    else
-        kopt_cuda_encode_octets_(codes, moment, 1, KOPT_SGD, scale, stochastic, w, multiplier);
-}
-
-/* All steps of one lane with 8-bit moments. An octet is stepped with its moments in registers; the elements of other
-   lanes have theirs in slots. */
-KOPT_CUDA_FN_ void kopt_cuda_step_blocks_(const kopt_cuda_arguments_ *a, uint32_t warp, uint32_t warps, uint32_t lane,
-                                          uint32_t *slots, int weight, int rounding, int copies) {
-    const int moments = weight < 0 ? 4 : 2; /* at most */
-    uint32_t task;
-    if (a->control->skip) return;
-    for (task = warp; task < a->count; task += warps) {
-        const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[a->first + task];
-        const kopt_cuda_group_ *const g = a->groups + t->group;
-        const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, weight, KOPT_Q8, rounding);
-        const uint64_t from = (uint64_t)(a->first + task - t->first_task) * a->width;
-        const int limit = kopt_cuda_clamp_(t->end, from, (int)a->width);
-        const int random = kind.moment_rounding == KOPT_STOCHASTIC || kopt_needs_random_(kind);
-        const kopt_philox_key_ key = kopt_make_philox_key_(g->step.seed, g->step_number, t->id, KOPT_RANDOM_STEP_);
-        kopt_counts counts = {0, 0, 0};
+/* A warp takes one task after the other, 256 positions at a time. What an octet needs is loaded again for each octet,
+   which takes fewer registers. Of the blocks that a multiprocessor runs at once, 3 limit the registers to 80, 2 to
+   128. */
+template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
+static __global__ void
+__launch_bounds__(KOPT_THREADS_,
+                  HOW != KOPT_CUDA_ADAM_ || MOMENT == KOPT_Q8 || (WEIGHT == KOPT_FP16 && MOMENT == KOPT_F32) ? 2 : 3)
+    kopt_cuda_step_kernel_(const kopt_cuda_arguments_ a) {
+    uint32_t task = blockIdx.x * KOPT_WARPS_ + (threadIdx.x >> 5), q;
+    if (a.control->skip) return;
+    for (; task < a.count; task += gridDim.x * KOPT_WARPS_) {
         uint32_t w[4] = {0, 0, 0, 0};
-        uint64_t block = 0; /* the Philox block of w: that of the next octet, too, unless a span of 2048 ends */
-        int x, m;
+        uint32_t index = kopt_cuda_find_(a.first_task, a.tensor_count, a.first + task, threadIdx.x & 31);
+        uint32_t left = 0; /* the octets that must be stepped element by element */
+        uint64_t position = (uint64_t)(a.first + task - a.first_task[index]) * a.width + 8 * (threadIdx.x & 31);
+        do { /* no counter: the position has it */
+            KOPT_CUDA_OPAQUE_(index, "r");
+            if ((position & ~(uint64_t)255) >= a.tensors[index].end) break;
+            if (!kopt_cuda_step_<WEIGHT, MOMENT, ROUNDING, HOW>(&a, index, position, w))
+                left |= 1u << ((position & (a.width - 1)) >> 8);
+            position += 256;
+        } while ((position & (a.width - 256)) != 0);
         KOPT_ROLL_
-        for (x = 0; x < limit; x += 256) {
-            const uint32_t n = (uint32_t)(limit - x < 256 ? limit - x : 256);
-            const uint64_t i = from + (uint64_t)x + 8 * lane, e = t->first + i;
-            const uint32_t multiplier = kopt_random_multiplier_(e);
-            /* is the lane's octet complete, and has it one Philox block? If not, lane by lane, 8 elements one by one */
-            const int octet = weight >= 0 && i < t->complete && (e & 7) == 0;
-            const uint32_t p = weight < 0 ? lane : 8 * lane, stride = weight < 0 ? 32 : 1;
-            const uint32_t end = weight < 0 || 8 * lane + 8 > n ? n : 8 * lane + 8;
-            uint32_t codes[2], q;
-            kopt_vf32_octet_ moment[2][8];
-            int done = 0;
-            kopt_cuda_block_ b;
-            b.slots = slots;
-            b.first = from + (uint64_t)x;
-            b.largest[0] = b.largest[1] = b.largest[2] = b.largest[3] = 0;
-            __syncwarp(); /* all lanes are done with the previous block */
-            if (octet) {
-                const uint64_t words = kopt_philox_block_(e);
-                if (random && (x == 0 || words != block)) kopt_philox_cuda_(w, &key, words);
-                block = words;
-                KOPT_UNROLL_
-                for (m = 0; m < 2; m++)
-                    if (m < kind.moment_count) {
-                        kopt_cuda_load_octet_(0, codes, t->moment[m] + i, 1);
-                        kopt_cuda_decode_octet_(moment[m], codes, kopt_cuda_scale_(t, m, i, 1),
-                                                kopt_is_square_(kind.rule, m));
-                    }
-                done = kopt_cuda_step_complete_(a, a->tasks[a->first + task], weight, KOPT_Q8, rounding, i, w, copies,
-                                                moment);
+        for (q = 0; left != 0; q++) {
+            const kopt_cuda_tensor_ *const t = a.tensors + index;
+            const kopt_cuda_group_ *const g = a.groups + t->group;
+            const uint64_t task_begin = (uint64_t)(a.first + task - a.first_task[index]) * a.width;
+            const uint64_t i = task_begin + 8 * (threadIdx.x & 31) + (q >> 3 << 8) + (q & 7) - t->pad;
+            KOPT_CUDA_OPAQUE_(index, "r");
+            if ((left >> (q >> 3) & 1) != 0 && i < t->end - t->pad) {
+                const kopt_philox_key_ key = kopt_cuda_key_(t, g);
+                kopt_cuda_element_(t, kopt_cuda_kind_in_<WEIGHT, MOMENT, ROUNDING, HOW>(t, g), &g->k, &key, i);
             }
-            if (!done) kopt_cuda_block_step_(t, g, kind, p, end, stride, copies, &counts, &b);
-            if (octet) {
-                KOPT_UNROLL_
-                for (m = 0; m < 2; m++) {
-                    KOPT_UNROLL_
-                    for (q = 0; q < 8; q++)
-                        if (m < kind.moment_count) {
-                            if (!done) moment[m][q] = *kopt_cuda_slot_(&b, m, i + q);
-                            b.largest[m] = max(b.largest[m], moment[m][q] & 0x7FFFFFFFu);
-                        }
-                }
-            }
-            KOPT_UNROLL_
-            for (m = 0; m < moments; m++) b.largest[m] = kopt_cuda_warp_largest_(b.largest[m]);
-            __syncwarp(); /* all lanes have read the old scales, which lane 0 overwrites now */
-            KOPT_UNROLL_
-            for (m = 0; m < moments; m++)
-                if (lane == 0 && m < kind.moment_count)
-                    kopt_cuda_store_one_(t->scale[m] + (b.first >> 8) * 4, 4,
-                                         kopt_scale_q8_(b.largest[m], kopt_is_square_(kind.rule, m)));
-            if (octet) {
-                uint32_t codes[2][2], scale[2];
-                KOPT_UNROLL_
-                for (m = 0; m < 2; m++) scale[m] = kopt_scale_q8_(b.largest[m], kopt_is_square_(kind.rule, m));
-                if (kind.moment_count > 0) kopt_cuda_encode_octets_of_(codes, moment, kind, scale, w, multiplier);
-                KOPT_UNROLL_
-                for (m = 0; m < 2; m++)
-                    if (m < kind.moment_count) kopt_cuda_store_octet_(0, t->moment[m] + i, 1, codes[m]);
-            } else {
-                kopt_cuda_block_store_(t, g, kind, p, end, stride, moments, &b);
-            }
+            if ((q & 7) == 7) left &= ~(1u << (q >> 3));
         }
-        if (weight < 0) kopt_cuda_add_counts_(t, &counts, lane);
     }
 }
 
-/* The kernels, and what is constant in each: the formats of weights and moments, the rounding, whether there are
-   copies; -1: the option of the optimizer decides at run time. A tensor takes the first kernel that fits. The last
-   kernel of each list fits every tensor; in it a thread steps one element at a time. */
-#define KOPT_CUDA_ALL_(KERNEL)                                               \
-    KERNEL(0, kahan_bf16, KOPT_BF16, KOPT_BF16, KOPT_KAHAN, 0)               \
-    KERNEL(1, exact_bf16, KOPT_BF16, KOPT_BF16, KOPT_EXACT, 0)               \
-    KERNEL(2, compact_bf16, KOPT_BF16, KOPT_BF16, KOPT_COMPACT, 0)           \
-    KERNEL(3, stochastic_bf16, KOPT_BF16, KOPT_BF16, KOPT_STOCHASTIC, 0)     \
-    KERNEL(4, nearest_bf16, KOPT_BF16, KOPT_BF16, KOPT_NEAREST, 0)           \
-    KERNEL(5, kahan_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_KAHAN, 0)            \
-    KERNEL(6, exact_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_EXACT, 0)            \
-    KERNEL(7, compact_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_COMPACT, 0)        \
-    KERNEL(8, stochastic_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_STOCHASTIC, 0)  \
-    KERNEL(9, nearest_bf16_f32, KOPT_BF16, KOPT_F32, KOPT_NEAREST, 0)        \
-    KERNEL(10, kahan_fp16, KOPT_FP16, KOPT_FP16, KOPT_KAHAN, 0)              \
-    KERNEL(11, exact_fp16, KOPT_FP16, KOPT_FP16, KOPT_EXACT, 0)              \
-    KERNEL(12, compact_fp16, KOPT_FP16, KOPT_FP16, KOPT_COMPACT, 0)          \
-    KERNEL(13, stochastic_fp16, KOPT_FP16, KOPT_FP16, KOPT_STOCHASTIC, 0)    \
-    KERNEL(14, nearest_fp16, KOPT_FP16, KOPT_FP16, KOPT_NEAREST, 0)          \
-    KERNEL(15, kahan_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_KAHAN, 0)           \
-    KERNEL(16, exact_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_EXACT, 0)           \
-    KERNEL(17, compact_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_COMPACT, 0)       \
-    KERNEL(18, stochastic_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC, 0) \
-    KERNEL(19, nearest_fp16_f32, KOPT_FP16, KOPT_F32, KOPT_NEAREST, 0)       \
-    KERNEL(20, f32, KOPT_F32, KOPT_F32, KOPT_NEAREST, 1)                     \
-    KERNEL(21, general, -1, -1, -1, 1)
-#define KOPT_CUDA_ALL_BLOCKS_(KERNEL)                                      \
-    KERNEL(22, kahan_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_KAHAN, 0)           \
-    KERNEL(23, exact_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_EXACT, 0)           \
-    KERNEL(24, compact_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_COMPACT, 0)       \
-    KERNEL(25, stochastic_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_STOCHASTIC, 0) \
-    KERNEL(26, nearest_bf16_q8, KOPT_BF16, KOPT_Q8, KOPT_NEAREST, 0)       \
-    KERNEL(27, general_q8, -1, KOPT_Q8, -1, 1)
+/* The kernels, X(weights, moments, rounding, how). A tensor takes the first that fits. */
+#define KOPT_CUDA_ROUNDINGS_(X, weight, moment, how) \
+    X(weight, moment, KOPT_KAHAN, how)               \
+    X(weight, moment, KOPT_EXACT, how)               \
+    X(weight, moment, KOPT_COMPACT, how) X(weight, moment, KOPT_STOCHASTIC, how) X(weight, moment, KOPT_NEAREST, how)
+#define KOPT_CUDA_MOMENTS_(X, weight)        \
+    X(weight, KOPT_F32, -1, KOPT_CUDA_ANY_)  \
+    X(weight, KOPT_BF16, -1, KOPT_CUDA_ANY_) \
+    X(weight, KOPT_FP16, -1, KOPT_CUDA_ANY_) X(weight, KOPT_Q8, -1, KOPT_CUDA_ANY_)
+#ifndef KOPT_CUDA_STEPS_ /* fewer of them, to try something */
+#define KOPT_CUDA_STEPS_(X)                                        \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_ADAM_) \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_ADAM_)  \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_Q8, KOPT_CUDA_ADAM_)   \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_FP16, KOPT_FP16, KOPT_CUDA_ADAM_) \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_FP16, KOPT_F32, KOPT_CUDA_ADAM_)  \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_FEW_)  \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_FEW_)   \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_Q8, KOPT_CUDA_FEW_)    \
+    X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_ADAM_)           \
+    X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_FEW_)            \
+    KOPT_CUDA_MOMENTS_(X, KOPT_F32)                                \
+    KOPT_CUDA_MOMENTS_(X, KOPT_BF16)                               \
+    KOPT_CUDA_MOMENTS_(X, KOPT_FP16)
+#endif
 
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group
-        at a time; the last warp takes what all groups share ---- */
+        at a time; a lane of the last warp takes what all groups share ---- */
 
 enum { KOPT_PROLOGUE_PAIRS_ = 64, KOPT_PROLOGUE_THREADS_ = 2 * KOPT_PROLOGUE_PAIRS_ + 32 };
 
@@ -1362,86 +1032,7 @@ typedef struct kopt_cuda_shared_ {
     uint32_t result, skip;
 } kopt_cuda_shared_;
 
-/* As kopt_clip_coefficient(), for a known norm: max_norm / (norm * |grad_scale| + 1e-6), at most 1. */
-KOPT_CUDA_FN_ double kopt_cuda_clip_coefficient_(double norm, double max_norm, double grad_scale) {
-    const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63));
-    const double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), KOPT_1E_MINUS_6_));
-    return kopt_less64_(clip, 1) ? clip : 1;
-}
-
-KOPT_CUDA_FN_ double kopt_cuda_read_(const float *p) {
-    double x;
-    asm("cvt.f64.f32 %0, %1;" : "=d"(x) : "f"(*p));
-    return x;
-}
-
-/* As kopt_norm_root_(), by all lanes of a warp. Lane i has limb i. An estimate of the first 54 bits of the root is at
-   most 4 off; their exact remainder corrects it. */
-KOPT_CUDA_FN_ double kopt_cuda_norm_root_(const kopt_norm *norm, uint32_t lane) {
-    const uint32_t all = 0xFFFFFFFFu;
-    uint64_t digit = lane < 20 ? norm->digit[lane] : 0, a, b, c, high, low, root;
-    uint32_t limbs, below[4], top, shift, i;
-    int64_t remainder;
-    double estimate;
-    if (norm->nonfinite != 0) return kopt_bits_to_f64_((uint64_t)0x7FF << 52);
-    while (__any_sync(all, lane < 19 && digit >> 32 != 0)) { /* propagate carries */
-        const uint32_t carry = lane < 19 ? (uint32_t)(digit >> 32) : 0;
-        if (lane < 19) digit &= 0xFFFFFFFFu;
-        digit += __shfl_sync(all, carry, (lane + 31) & 31);
-    }
-    limbs = __ballot_sync(all, digit != 0);
-    if (limbs == 0) return 0;
-    top = 31 - (uint32_t)(__clz((int)limbs));
-    a = __shfl_sync(all, (unsigned long long)digit, (int)top);
-    KOPT_UNROLL_
-    for (i = 0; i < 4; i++) /* lanes 28 to 31 have 0 */
-        below[i] = __shfl_sync(all, (uint32_t)(digit & 0xFFFFFFFFu), (top + 31 - i) & 31);
-    limbs &= top > 4 ? (1u << (top - 4)) - 1 : 0; /* those that follow */
-    b = (uint64_t)below[0] << 32 | below[1];
-    c = (uint64_t)below[2] << 32 | below[3];
-    /* Left-justify the pairs of bits. The first 54 pairs, 108 bits, determine 54 bits of the root. */
-    shift = (uint32_t)(__clzll((long long)a)) & ~1u;
-    high = a << shift | b >> 1 >> (63 - shift);
-    low = b << shift | c >> 1 >> (63 - shift);
-    asm("{ .reg .f64 x; cvt.rn.f64.u64 x, %1; sqrt.rn.f64 %0, x; }" : "=d"(estimate) : "l"(high));
-    estimate = kopt_mul64_(estimate, 4194304);
-    asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(root) : "d"(estimate));
-    remainder = (int64_t)((high << 44 | low >> 20) - root * root); /* below 2^58: the high bits cancel */
-    while (remainder < 0) remainder += (int64_t)(2 * --root + 1);
-    while (remainder > (int64_t)(2 * root)) remainder -= (int64_t)(2 * root++ + 1);
-    i = remainder != 0 || (low & 0xFFFFFu) != 0 || c << shift != 0 || limbs != 0; /* is the root inexact? */
-    root = (root >> 1) + ((root & 1u) != 0 && (i != 0 || (root & 2u) != 0));
-    return kopt_bits_to_f64_(((uint64_t)(16 * top + 32 - shift / 2 + 872) << 52) + root);
-}
-
-/* By all lanes of one warp. */
-KOPT_CUDA_FN_ void kopt_cuda_share_(kopt_cuda_control_ *c, uint32_t lane, kopt_cuda_shared_ *shared) {
-    const float *const found_inf = c->options.found_inf;
-    const int needs_stats = c->options.check_finite || c->options.max_norm > 0;
-    const int ready = lane == 0 && c->ready != 0; /* the lane that resets it */
-    const int nonfinite = c->norm.nonfinite != 0;
-    const double norm = needs_stats ? kopt_cuda_norm_root_(&c->norm, lane) : 0;
-    if (lane != 0) return;
-    shared->norm = norm;
-    shared->result = needs_stats && !ready ? KOPT_ERROR_STEP : KOPT_OK;
-    shared->skip = (needs_stats && nonfinite) || (found_inf != NULL && (kopt_as_u32_(*found_inf) & 0x7FFFFFFFu) != 0);
-    if (needs_stats) c->status.norm = norm;
-    c->ready = 0;
-}
-
-/* Loads all of the optimizer at once, so that the prologue waits for memory once. */
-KOPT_CUDA_FN_ kopt_optimizer kopt_cuda_load_optimizer_(const kopt_cuda_group_ *group) {
-    enum { BYTES = offsetof(kopt_cuda_group_, opt) % 16 == 0 && sizeof(kopt_optimizer) % 16 == 0 ? 16 : 8 };
-    union {
-        uint32_t words[sizeof(kopt_optimizer) / 4];
-        kopt_optimizer opt;
-    } local;
-    size_t i;
-    KOPT_UNROLL_
-    for (i = 0; i < sizeof local; i += BYTES)
-        kopt_cuda_load_words_(local.words + i / 4, (const kopt_byte_ *)(&group->opt) + i, BYTES);
-    return local.opt;
-}
+KOPT_CUDA_FN_ double kopt_cuda_double_(float x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(x)); }
 
 /* The scalars of a group's step, by a pair of lanes. The norm is not known yet: with max_norm the clip is 0 here.
    Returns 0 if one of the scalars overflows. */
@@ -1449,11 +1040,11 @@ KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimi
     const double clip = opt->clip;
     int valid = 1;
     if (options->lr != NULL) {
-        opt->lr = kopt_cuda_read_(options->lr);
-        valid = kopt_within_(opt->lr, 0, KOPT_3E38_);
+        opt->lr = kopt_cuda_double_(*options->lr);
+        valid = kopt_from_0_to_(opt->lr, KOPT_3E38_);
     }
     if (options->loss_scale != NULL)
-        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_read_(options->loss_scale));
+        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_double_(*options->loss_scale));
     if (options->max_norm > 0) opt->clip = 0;
     kopt_copy_options_(opt, s);
     valid &= kopt_compute_scalars_(opt, s);
@@ -1461,10 +1052,13 @@ KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimi
     return valid;
 }
 
-/* The scale of the gradients with max_norm, as in kopt_compute_scalars_(). Returns 0 if it overflows. */
+/* The scale of the gradients with max_norm, as in kopt_compute_scalars_(), with the coefficient of
+   kopt_clip_coefficient(): max_norm / (norm * |grad_scale| + 1e-6), at most 1. Returns 0 if it overflows. */
 KOPT_CUDA_FN_ int kopt_cuda_clip_(double norm, double max_norm, const kopt_optimizer *opt, kopt_step *s) {
-    const double clip = kopt_mul64_(opt->clip, kopt_cuda_clip_coefficient_(norm, max_norm, opt->grad_scale));
-    s->grad_scale = kopt_mul_(kopt_narrow64_(opt->grad_scale), kopt_narrow64_(clip));
+    const double scale = kopt_bits_to_f64_(kopt_bits64_(opt->grad_scale) & ~((uint64_t)1 << 63));
+    double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), KOPT_1E_MINUS_6_));
+    clip = kopt_mul64_(opt->clip, kopt_less64_(clip, 1) ? clip : 1);
+    s->grad_scale = kopt_mul_(kopt_to_float_(opt->grad_scale), kopt_to_float_(clip));
     if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     return kopt_finite_(s->grad_scale);
 }
@@ -1482,10 +1076,15 @@ KOPT_CUDA_FN_ void kopt_cuda_store_step_(kopt_cuda_group_ *group, const kopt_ste
     group->result = result;
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, uint64_t count, uint32_t thread,
-                                       kopt_cuda_shared_ *shared) {
+static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
+    kopt_cuda_prologue_kernel_(const kopt_cuda_arguments_ a) {
+    __shared__ kopt_cuda_shared_ shared;
+    kopt_cuda_control_ *const c = a.control;
+    kopt_cuda_group_ *const groups = a.groups;
+    const uint64_t count = c->groups;
+    const uint32_t thread = threadIdx.x;
     const kopt_cuda_options options = c->options;
-    const int shares = thread >= 2 * KOPT_PROLOGUE_PAIRS_;
+    const int shares = thread >= 2 * KOPT_PROLOGUE_PAIRS_, measured = options.check_finite || options.max_norm > 0;
     uint64_t first = 0, g;
     int failed = 0, skip;
     do {
@@ -1493,16 +1092,21 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
         kopt_step s;
         int valid = 1;
         g = first + thread / 2;
-        if (shares) {
-            if (first == 0) kopt_cuda_share_(c, thread & 31, shared);
-        } else if (g < count) {
-            opt = kopt_cuda_load_optimizer_(&groups[g]);
+        if (thread == 2 * KOPT_PROLOGUE_PAIRS_ && first == 0) {
+            shared.norm = measured ? kopt_norm_root_(&c->norm) : 0;
+            shared.result = measured && !c->ready ? KOPT_ERROR_STEP : KOPT_OK;
+            shared.skip = (measured && c->norm.nonfinite != 0) ||
+                          (options.found_inf != NULL && (kopt_as_u32_(*options.found_inf) & 0x7FFFFFFFu) != 0);
+            if (measured) c->status.norm = shared.norm;
+            c->ready = 0;
+        } else if (!shares && g < count) {
+            opt = groups[g].opt; /* all at once: one wait for memory */
             valid = kopt_cuda_begin_(&options, &opt, &s);
         }
         __syncthreads();
         if (!shares && g < count) {
             uint32_t result;
-            if (options.max_norm > 0) valid &= kopt_cuda_clip_(shared->norm, options.max_norm, &opt, &s);
+            if (options.max_norm > 0) valid &= kopt_cuda_clip_(shared.norm, options.max_norm, &opt, &s);
             result = opt.step == 0xFFFFFFFFu ? KOPT_ERROR_STEP : valid ? KOPT_OK : KOPT_ERROR_RANGE;
             if ((thread & 1) == 0) kopt_cuda_store_step_(&groups[g], &s, result);
             failed |= result != KOPT_OK;
@@ -1510,10 +1114,10 @@ KOPT_CUDA_FN_ void kopt_cuda_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *
         first += KOPT_PROLOGUE_PAIRS_;
     } while (first < count);
     failed = __syncthreads_or(failed);
-    skip = failed || shared->skip != 0 || shared->result != KOPT_OK;
+    skip = failed || shared.skip != 0 || shared.result != KOPT_OK;
     if (thread == 0) { /* is the step made? */
-        uint32_t result = shared->result;
-        for (g = 0; failed && shared->skip == 0 && g < count; g++)
+        uint32_t result = shared.result;
+        for (g = 0; failed && shared.skip == 0 && g < count; g++)
             if (groups[g].result != KOPT_OK) result = groups[g].result;
         c->skip = c->status.skipped = (uint32_t)skip;
         c->status.result = result;
@@ -1532,7 +1136,7 @@ KOPT_CUDA_FN_ int kopt_cuda_is16_(uint32_t all) { return all == KOPT_BF16 || all
 
 /* The address in shared memory of a lane's slot in bin 0. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_column_(const uint32_t *slots, uint32_t lane, uint32_t all) {
-    return (uint32_t)(__cvta_generic_to_shared(slots)) + 4 * (kopt_cuda_is16_(all) ? lane : lane & 15);
+    return (uint32_t)__cvta_generic_to_shared(slots) + 4 * (kopt_cuda_is16_(all) ? lane : lane & 15);
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t address, uint32_t x) {
@@ -1586,16 +1190,10 @@ KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t column, const uint32_t packed
     for (q = 0; q < 4; q++) carries |= (packed[q] & masks) + ones;
     if ((carries & 0x80008000u) != 0) { /* the largest exponent, and 1 */
         KOPT_UNROLL_
-        for (q = 0; q < 4; q++) {
-            kopt_cuda_add_square16_(column, packed[q], all, 0);
-            kopt_cuda_add_square16_(column, packed[q] >> 16, all, 0);
-        }
-        return;
-    }
-    KOPT_UNROLL_
-    for (q = 0; q < 4; q++) {
-        kopt_cuda_add_square16_(column, packed[q], all, 1);
-        kopt_cuda_add_square16_(column, packed[q] >> 16, all, 1);
+        for (q = 0; q < 8; q++) kopt_cuda_add_square16_(column, packed[q >> 1] >> 16 * (q & 1), all, 0);
+    } else {
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) kopt_cuda_add_square16_(column, packed[q >> 1] >> 16 * (q & 1), all, 1);
     }
 }
 
@@ -1614,48 +1212,34 @@ KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, const uint32_t x[8]) 
     for (q = 0; q < 8; q++) kopt_cuda_add_square32_(column, x[q], 1);
 }
 
-/* Measures one lane's part of a task: at most width / 32 elements. */
-KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t column,
-                                         uint32_t all) {
-    const kopt_cuda_tensor_ *const t = a->tensors + a->tasks[task];
-    const uint64_t from = (uint64_t)(task - t->first_task) * a->width;
-    const kopt_format format = (kopt_format)(kopt_cuda_is16_(all) ? all : t->grad_format);
+/* The squares of a lane's part of a task: up to 4 octets (2 of fp32), all loaded before the first is used. */
+template <int ALL>
+KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t column) {
+    enum { LOADS = ALL == 3 ? 2 : 4 }; /* as many as the largest width has */
+    const uint32_t index = kopt_cuda_find_(a->first_task, a->tensor_count, task, lane);
+    const kopt_cuda_tensor_ *const t = a->tensors + index;
+    const kopt_format format = (kopt_format)(ALL == 3 ? t->grad_format : ALL);
     const size_t size = kopt_bytes_of_(format);
-    const uint64_t n = t->end - t->pad, complete = t->natural ? t->complete : 0;
-    uint32_t x, half, q;
-    KOPT_ROLL_
-    for (x = (lane >> 4) * 256 + (lane & 15) * 8; x < a->width; x += KOPT_WARP_STRIDE_) {
+    const uint64_t n = t->end - t->pad;
+    const uint64_t i = (uint64_t)(task - a->first_task[index]) * a->width + 8 * lane - t->pad;
+    uint32_t packed[LOADS][ALL == 3 ? 8 : 4], k;
+    if (((uintptr_t)(t->grad + i * size) & 15) == 0 && i < n && n - i >= a->width - 248) {
         KOPT_UNROLL_
-        for (half = 0; half < 2; half++) {
-            const uint64_t i = from + x + 128 * half - t->pad;
-            uint32_t packed[8];
-            if (i < complete && size == 2) {
-                kopt_cuda_load_octet_(0, packed, t->grad + i * 2, 2);
-                if (kopt_cuda_is16_(all)) {
-                    kopt_cuda_add_octet16_(column, packed, all);
-                    continue;
-                }
-                KOPT_UNROLL_
-                for (q = 0; q < 8; q++)
-                    kopt_cuda_add_square_(column, kopt_cuda_extract_(packed, 2, (int)q), format, all);
-            } else if (i < complete) {
-                kopt_cuda_load_octet_(0, packed, t->grad + i * 4, 4);
-                kopt_cuda_add_octet32_(column, packed);
-            } else {
-                KOPT_ROLL_
-                for (q = 0; q < 8; q++)
-                    if (i + q < n)
-                        kopt_cuda_add_square_(column, kopt_cuda_load_one_(t->grad + (i + q) * size, size), format, all);
-            }
-        }
+        for (k = 0; k < LOADS; k++)
+            if (256 * k < a->width) kopt_cuda_load_octet_(packed[k], t->grad, i + 256 * k, size);
+        KOPT_UNROLL_
+        for (k = 0; k < LOADS; k++)
+            if (ALL == 3)
+                kopt_cuda_widen_all_(packed[k], format), kopt_cuda_add_octet32_(column, packed[k]);
+            else if (256 * k < a->width)
+                kopt_cuda_add_octet16_(column, packed[k], ALL);
+        return;
     }
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_clear_(uint32_t *slots, uint32_t thread) {
-    uint4 *const four = reinterpret_cast<uint4 *>(slots);
-    uint32_t i;
-    KOPT_UNROLL_
-    for (i = 0; i < 256 * 32 / 4; i += KOPT_THREADS_) four[i + thread] = make_uint4(0, 0, 0, 0);
+    KOPT_ROLL_
+    for (k = 0; k < a->width / 32; k++) {
+        const uint64_t at = i + 256 * (k >> 3) + (k & 7);
+        if (at < n) kopt_cuda_add_square_(column, kopt_cuda_load_one_(t->grad + at * size, size), format, ALL);
+    }
 }
 
 /* Adds the slots of bin number `thread` to its two sums, and clears them, four slots at a time. The thread begins at a
@@ -1702,108 +1286,62 @@ KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sums[2], uint32_
     }
 }
 
-/* The last thread block to finish makes the norm from the bins, one bin per thread. */
-KOPT_CUDA_FN_ void kopt_cuda_arrive_(kopt_cuda_control_ *c, uint32_t blocks, uint32_t thread, uint32_t all) {
-    __shared__ uint32_t last;
-    uint64_t sums[2];
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) {
-        last = atomicAdd(&c->arrived, 1u) == blocks - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last) return;
-    sums[0] = c->bins[0][thread];
-    sums[1] = c->bins[1][thread];
-    kopt_cuda_deliver_(&c->norm, sums, thread, all);
-    __threadfence();
-    __syncthreads();
-    if (thread != 0) return;
-    kopt_norm_carry_(&c->norm);
-    c->ready = 1;
-}
-
 /* A round is 8 tasks, one for each warp. It adds at most 8 * width / 32 = 256 numbers to a slot (with fp32: half the
    width but two lanes). Each number is below 2^24; for fp16 at most 2047^2, for bf16 at most 255^2. So the sum of 1, 4
    or 256 rounds fits into 32 bits. */
-KOPT_CUDA_FN_ void kopt_cuda_stats_block_(const kopt_cuda_arguments_ *a, uint32_t all, uint32_t block, uint32_t blocks,
-                                          uint32_t thread, uint32_t *slots) {
-    const uint32_t max_rounds = all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 1;
-    const uint32_t column = kopt_cuda_column_(slots, thread & 31, all);
+template <int ALL>
+static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
+    __shared__ __align__(16) uint32_t slots[256 * 32];
+    __shared__ uint32_t last;
+    const uint32_t max_rounds = ALL == KOPT_BF16 ? 256 : ALL == KOPT_FP16 ? 4 : 1, thread = threadIdx.x;
+    const uint32_t column = kopt_cuda_column_(slots, thread & 31, ALL);
     uint64_t sums[2] = {0, 0}; /* of bin number `thread` */
-    uint32_t rounds = 0, base;
-    kopt_cuda_clear_(slots, thread);
+    uint32_t rounds = 0, base = blockIdx.x * KOPT_WARPS_, i;
+    for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
-    for (base = block * KOPT_WARPS_; base < a->count; base += blocks * KOPT_WARPS_) {
-        if (base + (thread >> 5) < a->count) kopt_cuda_stats_lane_(a, base + (thread >> 5), thread & 31, column, all);
+    for (; base < a.count; base += gridDim.x * KOPT_WARPS_) {
+        if (base + (thread >> 5) < a.count) kopt_cuda_stats_lane_<ALL>(&a, base + (thread >> 5), thread & 31, column);
         if (++rounds == max_rounds) {
             __syncthreads();
-            kopt_cuda_collect_(sums, slots, thread, all);
+            kopt_cuda_collect_(sums, slots, thread, ALL);
             __syncthreads();
             rounds = 0;
         }
     }
     __syncthreads();
-    kopt_cuda_collect_(sums, slots, thread, all);
-    if (sums[0] != 0) kopt_cuda_add_(&a->control->bins[0][thread], sums[0]);
-    if (sums[1] != 0) kopt_cuda_add_(&a->control->bins[1][thread], sums[1]);
-    kopt_cuda_arrive_(a->control, blocks, thread, all);
+    kopt_cuda_collect_(sums, slots, thread, ALL);
+    if (sums[0] != 0) kopt_cuda_add_(&a.control->bins[0][thread], sums[0]);
+    if (sums[1] != 0) kopt_cuda_add_(&a.control->bins[1][thread], sums[1]);
+    /* the last thread block to finish makes the norm from the bins, one bin per thread */
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) {
+        last = atomicAdd(&a.control->arrived, 1u) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+    sums[0] = a.control->bins[0][thread];
+    sums[1] = a.control->bins[1][thread];
+    kopt_cuda_deliver_(&a.control->norm, sums, thread, ALL);
+    __threadfence();
+    __syncthreads();
+    if (thread != 0) return;
+    kopt_norm_carry_(&a.control->norm);
+    a.control->ready = 1;
 }
 
 /* ---- StableAdamW: the sum of the squares of each tensor's ratios, before the step. A round is 4096 elements of one
-        tensor, 512 for each warp. Its slots are those of the statistics for fp32. Each thread has the two sums of one
-        bin, which it keeps until the tensor changes ---- */
+        tensor, 512 for each warp. Each thread has the sums of a bin, which it keeps until the tensor changes ---- */
 
-enum { KOPT_ROUND_ = KOPT_WARP_STRIDE_ * KOPT_WARPS_ };
-
-/* The ratios of a complete octet. scale: that of its second moments if they have 8 bits. */
-KOPT_CUDA_FN_ void kopt_cuda_measure_octet_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i,
-                                            uint32_t ratios[8]) {
-    const kopt_format format = g->step.moment_format;
-    kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g);
-    uint32_t packed[8];
-    kopt_vf32_octet_ grad[8], v[8];
-    int q;
-    kopt_cuda_load_grads_(0, grad, t, i);
-    if (format == KOPT_F32) {
-        kopt_cuda_load_octet_(0, packed, t->moment[1] + i * 4, 4);
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) v[q] = packed[q];
-    } else if (format == KOPT_Q8) {
-        kopt_vf32_octet_ roots[8];
-        kopt_cuda_load_octet_(0, packed, t->moment[1] + i, 1);
-        kopt_cuda_decode_octet_(roots, packed, kopt_cuda_scale_(t, 1, i, 1), 1);
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) v[q] = kopt_square_if_octet_(roots[q], 1);
-    } else {
-        kopt_cuda_load_octet_(0, packed, t->moment[1] + i * 2, 2);
-        if (format == KOPT_BF16) {
-            KOPT_UNROLL_
-            for (q = 0; q < 8; q++) v[q] = kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_BF16);
-        } else {
-            KOPT_UNROLL_
-            for (q = 0; q < 8; q++)
-                v[q] = kopt_square_if_octet_(kopt_widen_octet_(kopt_cuda_extract_(packed, 2, q), KOPT_FP16), 1);
-        }
-    }
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) ratios[q] = kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale), v[q]);
-}
-
-/* The ratio of one element, at any alignment and with L2. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_measure_element_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
-    kopt_kind_ kind = kopt_cuda_kind_(t, &g->step, -1, g->step.moment_format == KOPT_Q8 ? KOPT_Q8 : -1, -1);
-    const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+/* The ratio of element i, of any value, at any alignment and with L2. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_ratio_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
+    const kopt_kind_ kind = kopt_cuda_kind_(t, &g->step);
+    const size_t weight_size = t->weight_size, residual_size = t->residual_size, size = kopt_bytes_of_(kind.grad);
     kopt_element_cuda_ e;
     e.weight = e.residual = 0;
-    e.grad = kopt_cuda_load_one_(t->grad + i * grad_size, grad_size);
-    if (kind.buffered)
-        e.moment[1] =
-            kopt_cuda_moment_(kind.rule, 1, kopt_cuda_load_one_(t->moment[1] + i, 1), kopt_cuda_scale_(t, 1, i, 0));
-    else
-        e.moment[1] = kopt_cuda_load_one_(t->moment[1] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
+    e.grad = kopt_cuda_load_one_(t->grad + i * size, size);
+    e.moment[1] = kopt_cuda_load_moment_(t, kind, 1, i);
     if (g->k.use_l2) e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
     if (g->k.use_l2 && residual_size != 0)
         e.residual =
@@ -1811,607 +1349,236 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_measure_element_(const kopt_cuda_tensor_ *t, co
     return kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &g->k, &e));
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32_t round, uint32_t thread,
-                                           uint32_t column) {
-    const kopt_cuda_tensor_ *t = a->tensors + a->rounds[round];
-    const kopt_cuda_group_ *g = a->groups + t->group;
-    const uint64_t n = t->end - t->pad, from = (uint64_t)(round - t->first_round) * KOPT_ROUND_;
-    uint64_t i = from + (thread >> 5) * (uint64_t)KOPT_WARP_STRIDE_ + 8 * (thread & 31);
+/* What the ratios of a complete octet need, as loaded: gradients, second moments, and their scale. */
+typedef struct kopt_cuda_pending_ {
+    uint32_t grad[8], v[8], scale;
+} kopt_cuda_pending_;
+
+KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32_t index, uint32_t round,
+                                           uint32_t thread, uint32_t column) {
+    const kopt_cuda_tensor_ *const t = a->tensors + index;
+    const kopt_cuda_group_ *const g = a->groups + t->group;
+    const kopt_format format = g->step.moment_format;
+    const uint64_t n = t->end - t->pad;
+    const uint64_t i = (uint64_t)round * KOPT_ROUND_ + (thread >> 5) * 512 + 8 * (thread & 31);
     uint32_t half, q;
-    if (from == 0 && thread == 0) a->ratios[t->ratio_plus_1 - 1].n = n;
-    KOPT_ROLL_
-    for (half = 0; half < 2; half++, i += 256) {
-        KOPT_CUDA_OPAQUE_(t, "l");
-        KOPT_CUDA_OPAQUE_(g, "l");
-        if (i < t->complete && t->natural && !g->k.use_l2) {
-            uint32_t ratios[8];
-            kopt_cuda_measure_octet_(t, g, i, ratios);
-            kopt_cuda_add_octet32_(column, ratios);
-            continue;
+    if (i < n && n - i >= 256 + 8 && t->pad % 8 == 0 && t->wide && !g->k.use_l2) {
+        const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g, KOPT_CUDA_ADAM_);
+        kopt_cuda_pending_ p[2];
+        KOPT_UNROLL_
+        for (half = 0; half < 2; half++) {
+            kopt_cuda_load_octet_(p[half].grad, t->grad, i + 256 * half, kopt_bytes_of_((kopt_format)t->grad_format));
+            kopt_cuda_load_octet_(p[half].v, t->moment[1], i + 256 * half, t->moment_size);
+            if (format == KOPT_Q8) kopt_cuda_load_words_(&p[half].scale, kopt_cuda_scale_at_(t, 1, i + 256 * half), 4);
         }
-        KOPT_ROLL_
-        for (q = 0; q < 8; q++)
-            if (i + q < n) kopt_cuda_add_square32_(column, kopt_cuda_measure_element_(t, g, i + q), 0);
+        KOPT_UNROLL_
+        for (half = 0; half < 2; half++) {
+            uint32_t *const v = p[half].v, *const grad = p[half].grad;
+            kopt_cuda_widen_all_(grad, (kopt_format)t->grad_format);
+            if (format == KOPT_Q8)
+                kopt_cuda_decode_octet_(v, p[half].scale, 1);
+            else
+                kopt_cuda_widen_all_(v, format);
+            KOPT_UNROLL_
+            for (q = 0; q < 8; q++)
+                grad[q] =
+                    kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale),
+                                                kopt_square_if_octet_(v[q], format == KOPT_Q8 || format == KOPT_FP16));
+            kopt_cuda_add_octet32_(column, grad);
+        }
+        return;
+    }
+    KOPT_ROLL_
+    for (q = 0; q < 16; q++) {
+        const uint64_t at = i + (q >> 3) * 256 + (q & 7);
+        if (at < n) kopt_cuda_add_square32_(column, kopt_cuda_ratio_(t, g, at), 0);
     }
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_measure_block_(const kopt_cuda_arguments_ *a, uint32_t block, uint32_t blocks,
-                                            uint32_t thread, uint32_t *slots) {
-    const uint32_t count = a->control->skip ? 0 : a->round_count;
+static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
+    __shared__ __align__(16) uint32_t slots[256 * 32];
+    const uint32_t thread = threadIdx.x, lane = thread & 31, count = a.control->skip ? 0 : a.count;
+    const uint32_t column = kopt_cuda_column_(slots, lane, KOPT_F32);
     uint64_t sums[2] = {0, 0}; /* of this thread's bin */
-    uint32_t round;
-    kopt_cuda_clear_(slots, thread);
+    uint32_t round, index, next, i;
+    for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
-    for (round = block; round < count; round += blocks) {
-        const uint32_t tensor = a->rounds[round], next = round + blocks;
-        kopt_cuda_measure_lane_(a, round, thread, kopt_cuda_column_(slots, thread & 31, KOPT_F32));
+    index = kopt_cuda_find_(a.first_round, a.tensor_count, blockIdx.x, lane);
+    for (round = blockIdx.x; round < count; round += gridDim.x, index = next) {
+        kopt_cuda_measure_lane_(&a, index, round - a.first_round[index], thread, column);
         __syncthreads();
         kopt_cuda_collect_(sums, slots, thread, KOPT_F32);
         __syncthreads();
-        if (next >= count || a->rounds[next] != tensor)
-            kopt_cuda_deliver_(&a->ratios[a->tensors[tensor].ratio_plus_1 - 1].norm, sums, thread, KOPT_F32);
+        next = kopt_cuda_find_(a.first_round, a.tensor_count, round + gridDim.x, lane);
+        if (round + gridDim.x >= count || next != index)
+            kopt_cuda_deliver_(a.ratios + (a.tensors[index].ratio_plus_1 - 1), sums, thread, KOPT_F32);
     }
 }
 
-/* Computes rate_scale of tensor `index` if it belongs to StableAdamW. */
-KOPT_CUDA_FN_ void kopt_cuda_factor_(const kopt_cuda_arguments_ *a, uint32_t index) {
-    kopt_cuda_tensor_ *const t = a->tensors + index;
-    const kopt_cuda_ratio_ *ratio;
-    if (t->ratio_plus_1 == 0) return;
-    ratio = a->ratios + t->ratio_plus_1 - 1;
-    t->rate_scale = kopt_mul_cuda_(t->base_scale, kopt_stable_from_norm_(&ratio->norm, ratio->n));
+/* The rates of the tensors of StableAdamW. */
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_factor_kernel_(const kopt_cuda_arguments_ a) {
+    const uint32_t index = blockIdx.x * KOPT_THREADS_ + threadIdx.x;
+    kopt_cuda_tensor_ *const t = a.tensors + index;
+    if (index < a.tensor_count && t->ratio_plus_1 != 0)
+        t->rate_scale =
+            kopt_mul_cuda_(t->base_scale, kopt_stable_from_norm_(a.ratios + (t->ratio_plus_1 - 1), t->end - t->pad));
 }
 
-/* ---- arrays, 8 elements at a time: conversion, clipping, accumulation ---- */
-
-/* Converts x. If stochastic, r is a 16-bit random number. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_converted_(float x, kopt_format to, int stochastic, uint32_t r) {
-    if (to == KOPT_F32) return kopt_as_u32_(x); /* tested first, so that nvcc tests it once for 8 elements */
-    return stochastic ? kopt_round_stochastic_cuda_(x, to, r, NULL) >> 16 : kopt_convert_value_cuda_(x, to);
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_convert_octet_(const kopt_conversion_ *c, kopt_cuda_part_ p) {
-    const size_t to_size = kopt_bytes_of_(c->dst_format), from_size = kopt_bytes_of_(c->src_format);
-    const kopt_philox_key_ key = kopt_make_philox_key_(c->seed, c->step, c->id, KOPT_RANDOM_CONVERT_);
-    uint32_t from[8], to[8], r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    int q;
-    kopt_cuda_load_part_(from, c->src, from_size, p);
-    if (c->stochastic) kopt_cuda_random_octet_(r, &key, c->first + p.i);
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        kopt_cuda_insert_(to, to_size, q,
-                          kopt_cuda_converted_(kopt_widen_cuda_(kopt_cuda_extract_(from, from_size, q), c->src_format),
-                                               c->dst_format, c->stochastic, r[q]));
-    kopt_cuda_store_part_(c->dst, to_size, p, to);
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_clip_octet_(const kopt_tool_ *t, kopt_cuda_part_ p) {
-    const size_t size = kopt_bytes_of_(t->dst_format);
-    uint32_t x[8], y[8];
-    int q;
-    kopt_cuda_load_part_(x, t->dst, size, p);
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++)
-        kopt_cuda_insert_(y, size, q, kopt_clip_value_cuda_(kopt_cuda_extract_(x, size, q), t->dst_format, t->limit));
-    kopt_cuda_store_part_(t->dst, size, p, y);
-}
-
-/* An addition to a sum, or reading the sum into `out`. */
-typedef struct kopt_cuda_accumulation_ {
-    kopt_accumulator a; /* its count is the one before this addition, its step that of this addition */
-    const kopt_byte_ *grad;
-    kopt_byte_ *out;
-    const uint32_t *counts; /* NULL, or the count and the step before this addition, on the GPU */
-    kopt_format grad_format;
-    float scale; /* negated: an addition is a step of SGD with rate 1 */
-} kopt_cuda_accumulation_;
-
-KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_sum_kind_(const kopt_cuda_accumulation_ *k) {
-    kopt_kind_ kind;
-    kind.rule = KOPT_SGD;
-    kind.weight = kind.moment = k->a.format;
-    kind.grad = k->grad_format;
-    kind.rounding = k->a.rounding;
-    kind.moment_rounding = kind.compensation_rounding = k->a.compensation_rounding;
-    kind.moment_count = kind.nesterov = kind.buffered = 0;
-    return kind;
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_accumulate_octet_(const kopt_cuda_accumulation_ *k, kopt_cuda_part_ p) {
-    const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
-    const size_t size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
-    const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_byte_ *const sums = (kopt_byte_ *)k->a.sum, *const residuals = (kopt_byte_ *)k->a.residual;
-    uint32_t sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, residual_words[4] = {0, 0, 0, 0}, grad[8],
-             r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    uint32_t new_sum[8], new_residual[4];
-    uint32_t count = k->a.count, step = k->a.step;
-    kopt_scalars_cuda_ scalars;
-    int q;
-    if (k->counts != NULL) {
-        count = k->counts[0];
-        step = k->counts[1] + 1;
-        if (step == 0 || count == 0xFFFFFFFFu) return;
-    }
-    kopt_cuda_load_part_(grad, k->grad, grad_size, p);
-    if (count != 0) kopt_cuda_load_part_(sum, sums, size, p);
-    if (count != 0 && residual_size == 1) kopt_cuda_load_part_(residual_words, residuals, 1, p);
-    if (count != 0 && residual_size == 2) kopt_cuda_load_part_(residual_words, residuals, 2, p);
-    if (kopt_needs_random_(kind)) {
-        const kopt_philox_key_ key = kopt_make_philox_key_(k->a.seed, step, k->a.id, KOPT_RANDOM_ACCUMULATE_);
-        kopt_cuda_random_octet_(r, &key, k->a.first_index + p.i);
-    }
-    scalars.grad_scale = k->scale;
-    scalars.rate = 1;
-    scalars.use_scale = 1;
-    scalars.use_l2 = scalars.use_decay = scalars.moments_only = scalars.sync = scalars.zero_grad = 0;
-    scalars.unrectified = scalars.first_step = 0;
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        kopt_element_cuda_ e;
-        e.weight = kopt_cuda_extract_(sum, size, q);
-        e.residual = kopt_cuda_extract_signed_(residual_words, residual_size == 1 ? 1 : 2, q);
-        e.grad = kopt_cuda_extract_(grad, grad_size, q);
-        kopt_cuda_step_element_(kind, &scalars, &e, r[q]);
-        kopt_cuda_insert_(new_sum, size, q, e.weight);
-        if (residual_size == 1) e.residual &= 0xFFu;
-        kopt_cuda_insert_(new_residual, residual_size == 1 ? 1 : 2, q, e.residual);
-    }
-    kopt_cuda_store_part_(sums, size, p, new_sum);
-    if (residual_size == 1) kopt_cuda_store_part_(residuals, 1, p, new_residual);
-    if (residual_size == 2) kopt_cuda_store_part_(residuals, 2, p, new_residual);
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_read_sum_octet_(const kopt_cuda_accumulation_ *k, kopt_cuda_part_ p) {
-    const kopt_kind_ kind = kopt_cuda_sum_kind_(k);
-    const size_t size = kopt_bytes_of_(kind.weight),
-                 residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const kopt_byte_ *const residuals = (const kopt_byte_ *)k->a.residual;
-    const int empty = (k->counts != NULL ? k->counts[0] : k->a.count) == 0;
-    uint32_t sum[8], residual_words[4] = {0, 0, 0, 0}, out[8];
-    int q;
-    kopt_cuda_load_part_(sum, (const kopt_byte_ *)k->a.sum, size, p);
-    if (residual_size == 1) kopt_cuda_load_part_(residual_words, residuals, 1, p);
-    if (residual_size == 2) kopt_cuda_load_part_(residual_words, residuals, 2, p);
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        const uint32_t residual = kopt_cuda_extract_signed_(residual_words, residual_size == 1 ? 1 : 2, q);
-        float compensation, x;
-        x = kopt_load_weight_cuda_(kind, kopt_cuda_extract_(sum, size, q), residual, &compensation, NULL);
-        if (residual_size == 2 && kind.rounding == KOPT_KAHAN) x = kopt_add_(x, compensation);
-        out[q] = empty ? 0 : kopt_as_u32_(x);
-    }
-    kopt_cuda_store_part_(k->out, 4, p, out);
-}
-
-#ifdef KAHAN_OPT_VMATH
-/* ---- vector mathematics: functions of fp32, bf16 and fp16 ---- */
-
-typedef struct kopt_cuda_function_ {
-    kopt_byte_ *out, *out2;
-    const kopt_byte_ *x, *y; /* y: the second argument of atan2, or the factor of kopt_map_backward, or NULL */
-} kopt_cuda_function_;
-
-typedef struct kopt_cuda_map_ {
-    kopt_cuda_function_ arrays;
-    kopt_function f;
-    kopt_format format;
-    uint32_t patches[128], count; /* arguments of kopt_map_exception_ */
-} kopt_cuda_map_;
-
-#define KOPT_CUDA_FLOATS_(name, formula)                                                            \
-    KOPT_CUDA_FN_ void kopt_cuda_##name##_octet_(const kopt_cuda_function_ *k, kopt_cuda_part_ p) { \
-        uint32_t in[8], in2[8], out[8], out2[8];                                                    \
-        int q;                                                                                      \
-        kopt_cuda_load_part_(in, k->x, 4, p);                                                       \
-        if (k->y != NULL) kopt_cuda_load_part_(in2, k->y, 4, p);                                    \
-        KOPT_UNROLL_                                                                                \
-        for (q = 0; q < 8; q++) {                                                                   \
-            const float x = kopt_as_f32_(in[q]);                                                    \
-            float y = k->y != NULL ? kopt_as_f32_(in2[q]) : 0;                                      \
-            out[q] = kopt_as_u32_(formula);                                                         \
-            out2[q] = kopt_as_u32_(y);                                                              \
-        }                                                                                           \
-        kopt_cuda_store_part_(k->out, 4, p, out);                                                   \
-        if (k->out2 != NULL) kopt_cuda_store_part_(k->out2, 4, p, out2);                            \
-    }
-KOPT_CUDA_FLOATS_(exp, kopt_vmath_exp_cuda_(x, 0))
-KOPT_CUDA_FLOATS_(log, kopt_vmath_log_cuda_(x))
-KOPT_CUDA_FLOATS_(tanh, kopt_vmath_tanh_cuda_(x))
-KOPT_CUDA_FLOATS_(erf, kopt_vmath_erf_cuda_(x))
-KOPT_CUDA_FLOATS_(erfc, kopt_vmath_erfc_cuda_(x))
-KOPT_CUDA_FLOATS_(atan2, kopt_vmath_atan2_cuda_(x, y))
-KOPT_CUDA_FLOATS_(sincospi, kopt_vmath_sincospi_cuda_(x, &y))
-#undef KOPT_CUDA_FLOATS_
-
-/* The function f of one number x of 16 bits, as in kopt_map_tile_. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_mapped_(const kopt_cuda_map_ *k, uint32_t x) {
-    const float argument = kopt_map_argument_cuda_(k->f, kopt_widen_cuda_(x, k->format));
-    float q, l;
-    uint32_t y;
-    int doubt;
-    if (k->f == KOPT_LOG)
-        q = kopt_vmath_log_cuda_(argument);
-    else if (k->f == KOPT_TANH)
-        q = kopt_vmath_tanh_cuda_(argument);
-    else
-        q = kopt_vmath_exp_cuda_(argument, 0);
-    l = k->f == KOPT_SOFTPLUS ? kopt_vmath_log_cuda_(kopt_add_(q, 1)) : q;
-    y = kopt_map_result16_cuda_(k->f, k->format, x, q, l, &doubt);
-    return doubt ? kopt_map_exception_(k->patches, k->count, x, y) : y;
-}
-
-/* The 8 elements rotate through the 4 words of x: a rolled loop with constant indices, because eight copies of 13
-   functions would be too much code. */
-KOPT_CUDA_FN_ void kopt_cuda_map_octet_(const kopt_cuda_map_ *k, kopt_cuda_part_ p) {
-    uint32_t x[4], y[4] = {0, 0, 0, 0};
-    int q;
-    kopt_cuda_load_part_(x, k->arrays.x, 2, p);
-    if (k->arrays.y != NULL) kopt_cuda_load_part_(y, k->arrays.y, 2, p);
-    KOPT_ROLL_
-    for (q = 0; q < 8; q++) {
-        uint32_t z = kopt_cuda_mapped_(k, x[0] & 0xFFFFu);
-        if (k->arrays.y != NULL)
-            z = kopt_round_nearest16_cuda_(
-                kopt_mul_(kopt_widen_cuda_(z, k->format), kopt_widen_cuda_(y[0] & 0xFFFFu, k->format)), k->format);
-        x[0] = x[0] >> 16 | x[1] << 16;
-        x[1] = x[1] >> 16 | x[2] << 16;
-        x[2] = x[2] >> 16 | x[3] << 16;
-        x[3] = x[3] >> 16 | z << 16;
-        y[0] = y[0] >> 16 | y[1] << 16;
-        y[1] = y[1] >> 16 | y[2] << 16;
-        y[2] = y[2] >> 16 | y[3] << 16;
-        y[3] = y[3] >> 16;
-    }
-    kopt_cuda_store_part_(k->arrays.out, 2, p, x);
-}
-#endif
-
-/* ---- compression: a warp compresses blocks of 256 elements, 8 elements per lane. The numbers stay in shared memory
-        until the scale of the block is known ---- */
-
-typedef struct kopt_cuda_compression_ {
-    kopt_compressor c;
-    kopt_byte_ *out;
-    const kopt_byte_ *grad;
-    kopt_format grad_format;
-    uint32_t *steps;
-} kopt_cuda_compression_;
-
-/* The shared memory of a warp, in words: element p is in slot p + p / 32; the last word is the mean for KOPT_SIGN. */
-enum { KOPT_MEAN_ = KOPT_SLOTS_, KOPT_WAITING_ };
-
-typedef struct kopt_cuda_packing_ {
-    uint32_t *slots;
-    uint64_t first;
-    uint32_t n, step, largest;
-} kopt_cuda_packing_;
-
-/* A lane's part of the block: up to 8 elements; n <= 0 if there is none. */
-KOPT_CUDA_FN_ kopt_cuda_part_ kopt_cuda_lane_part_(const kopt_cuda_packing_ *b, uint32_t lane) {
-    kopt_cuda_part_ p;
-    p.i = b->first + 8 * lane;
-    p.skip = 0;
-    p.n = (int)b->n - (int)(8 * lane);
-    if (p.n > 8) p.n = 8;
-    return p;
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_gather_lane_(const kopt_cuda_compression_ *k, kopt_cuda_packing_ *b, uint32_t lane) {
-    const size_t size = kopt_bytes_of_(k->grad_format), residual_size = kopt_bytes_of_(k->c.residual_format);
-    const kopt_byte_ *const residual = (const kopt_byte_ *)k->c.residual;
-    const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
-    const int feedback = residual != NULL && b->step > 1;
-    uint32_t grad[8], residual_words[8];
-    float x[8];
-    int q;
-    if (part.n <= 0) return;
-    kopt_cuda_load_part_(grad, k->grad, size, part);
-    if (feedback) kopt_cuda_load_part_(residual_words, residual, residual_size, part);
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) x[q] = kopt_widen_cuda_(kopt_cuda_extract_(grad, size, q), k->grad_format);
-    if (feedback) {
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++)
-            x[q] = kopt_add_(
-                x[q], kopt_widen_cuda_(kopt_cuda_extract_(residual_words, residual_size, q), k->c.residual_format));
-    }
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) { /* elements outside of the part are 0 */
-        const uint32_t p = 8 * lane + (uint32_t)q, u = kopt_as_u32_(kopt_canonical_nan_(x[q]));
-        b->slots[p + (p >> 5)] = u;
-        if ((u & 0x7FFFFFFFu) > b->largest) b->largest = u & 0x7FFFFFFFu;
-    }
-}
-
-/* One lane adds the magnitudes, in the order of the elements, because the sum is rounded. */
-KOPT_CUDA_FN_ void kopt_cuda_mean_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
-    float mean = 0;
-    uint32_t p;
-    if (lane != 0 || k->c.code != KOPT_SIGN || k->c.rounding == KOPT_STOCHASTIC) return;
-    for (p = 0; p < b->n; p++) mean = kopt_more_(mean, b->slots[p + (p >> 5)] & 0x7FFFFFFFu);
-    b->slots[KOPT_MEAN_] = kopt_as_u32_(mean);
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_pack_lane_(const kopt_cuda_compression_ *k, const kopt_cuda_packing_ *b, uint32_t lane) {
-    const kopt_philox_key_ key = kopt_make_philox_key_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_COMPRESS_);
-    const kopt_philox_key_ residual_key = kopt_make_philox_key_(k->c.seed, b->step, k->c.id, KOPT_RANDOM_RESIDUAL_);
-    const int stochastic = k->c.rounding == KOPT_STOCHASTIC, scaled = k->c.code == KOPT_Q8 || k->c.code == KOPT_SIGN;
-    const int noisy = k->c.residual_rounding == KOPT_STOCHASTIC && k->c.residual_format != KOPT_F32;
-    kopt_byte_ *const to = k->out + kopt_code_bytes_(k->c.code, (size_t)b->first);
-    kopt_byte_ *const residual = (kopt_byte_ *)k->c.residual;
-    const size_t residual_size = kopt_bytes_of_(k->c.residual_format);
-    const kopt_cuda_part_ part = kopt_cuda_lane_part_(b, lane);
-    kopt_cuda_part_ of_block = part; /* the same part; i relative to the block */
-    uint32_t scale = 0, bits = 0, r[8] = {0, 0, 0, 0, 0, 0, 0, 0}, residual_r[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    uint32_t codes[4] = {0, 0, 0, 0}, new_residual[8];
-    int q;
-    if (scaled) scale = kopt_block_scale_(k->c.code, b->largest, kopt_as_f32_(b->slots[KOPT_MEAN_]), b->n, stochastic);
-    if (scaled && lane == 0) kopt_cuda_store_one_(to, 4, scale);
-    if (part.n <= 0) return;
-    of_block.i = 8 * lane;
-    if (stochastic) kopt_cuda_random_octet_(r, &key, k->c.first_index + part.i);
-    if (noisy && residual != NULL) kopt_cuda_random_octet_(residual_r, &residual_key, k->c.first_index + part.i);
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        const uint32_t p = 8 * lane + (uint32_t)q, random16 = r[q] & 0xFFFFu;
-        const float x = kopt_as_f32_(b->slots[p + (p >> 5)]);
-        uint32_t code;
-        float y;
-        if (k->c.code == KOPT_Q8) {
-            code = kopt_cuda_encode_(x, scale, 0, stochastic, random16);
-            kopt_cuda_insert_(codes, 1, q, code);
-            y = kopt_cuda_decode_(kopt_cuda_sign_extend_(code, 1), scale, 0);
-        } else if (k->c.code == KOPT_SIGN) {
-            code = kopt_sign_bit_(x, scale, stochastic, random16);
-            if (q < part.n) bits |= code << q;
-            y = kopt_as_f32_(scale ^ code << 31);
-        } else {
-            code = kopt_cuda_converted_(x, k->c.code, stochastic, random16);
-            kopt_cuda_insert_(codes, 2, q, code);
-            y = kopt_widen_cuda_(code, k->c.code);
-        }
-        kopt_cuda_insert_(new_residual, residual_size, q,
-                          kopt_cuda_converted_(kopt_residual_of_(x, y, k->c.residual_format), k->c.residual_format,
-                                               noisy, residual_r[q]));
-    }
-    if (k->c.code == KOPT_SIGN)
-        kopt_cuda_store_one_(to + 4 + lane, 1, bits);
-    else if (k->c.code == KOPT_Q8)
-        kopt_cuda_store_part_(to + 4, 1, of_block, codes);
-    else
-        kopt_cuda_store_part_(to, 2, of_block, codes);
-    if (residual != NULL) kopt_cuda_store_part_(residual, residual_size, part, new_residual);
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_compress_blocks_(const kopt_cuda_compression_ *k, uint64_t warp, uint64_t warps,
-                                              uint32_t lane, uint32_t *slots) {
-    kopt_cuda_packing_ b;
-    b.slots = slots;
-    b.step = k->steps == NULL ? k->c.step : *k->steps + 1;
-    if (b.step == 0) return; /* the count is at its limit */
-    for (b.first = warp * 256; b.first < k->c.n; b.first += warps * 256) {
-        b.n = k->c.n - b.first < 256 ? (uint32_t)(k->c.n - b.first) : 256;
-        b.largest = 0;
-        __syncwarp(); /* all lanes are done with the previous block */
-        kopt_cuda_gather_lane_(k, &b, lane);
-        b.largest = kopt_cuda_warp_largest_(b.largest);
-        __syncwarp();
-        kopt_cuda_mean_lane_(k, &b, lane);
-        __syncwarp();
-        kopt_cuda_pack_lane_(k, &b, lane);
-    }
-}
-
-typedef struct kopt_cuda_sum_ {
-    kopt_byte_ *to;
-    const kopt_byte_ *from;
-    kopt_format to_format, from_format;
-    size_t n, stride, count; /* count: of shards; stride: in bytes */
-    float scale;
-} kopt_cuda_sum_;
-
-/* sum += decoded * scale. Parts begin at multiples of 8 elements, so that each belongs to one block of codes. */
-KOPT_CUDA_FN_ void kopt_cuda_decompress_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
-    const size_t size = kopt_bytes_of_(k->to_format);
-    const kopt_byte_ *const from = k->from + kopt_code_bytes_(k->from_format, p.i - (p.i & 255));
-    kopt_cuda_part_ of_block = p;
-    uint32_t sum[8], code[4] = {0, 0, 0, 0}, out[8], scale = 0;
-    int q;
-    of_block.i = p.i & 255;
-    kopt_cuda_load_part_(sum, k->to, size, p);
-    if (k->from_format == KOPT_Q8 || k->from_format == KOPT_SIGN) scale = kopt_cuda_load_one_(from, 4);
-    if (k->from_format == KOPT_Q8)
-        kopt_cuda_load_part_(code, from + 4, 1, of_block);
-    else if (k->from_format == KOPT_SIGN)
-        code[0] = kopt_cuda_load_one_(from + 4 + (of_block.i >> 3), 1);
-    else
-        kopt_cuda_load_part_(code, from, 2, of_block);
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) {
-        float y;
-        if (k->from_format == KOPT_Q8)
-            y = kopt_cuda_decode_(kopt_cuda_extract_signed_(code, 1, q), scale, 0);
-        else if (k->from_format == KOPT_SIGN)
-            y = kopt_as_f32_(scale ^ code[0] >> q << 31);
-        else
-            y = kopt_widen_cuda_(kopt_cuda_extract_(code, 2, q), k->from_format);
-        y = kopt_add_scaled_(kopt_widen_cuda_(kopt_cuda_extract_(sum, size, q), k->to_format), y, k->scale);
-        kopt_cuda_insert_(out, size, q, kopt_convert_value_cuda_(y, k->to_format));
-    }
-    kopt_cuda_store_part_(k->to, size, p, out);
-}
-
-/* The sum of all shards, in their order. */
-KOPT_CUDA_FN_ void kopt_cuda_reduce_octet_(const kopt_cuda_sum_ *k, kopt_cuda_part_ p) {
-    const size_t to_size = kopt_bytes_of_(k->to_format), size = kopt_bytes_of_(k->from_format);
-    const kopt_byte_ *from = k->from;
-    uint32_t x[8], out[8];
-    float sum[8];
-    size_t shard;
-    int q;
-    for (shard = 0; shard < k->count; shard++, from += k->stride) {
-        kopt_cuda_load_part_(x, from, size, p);
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) {
-            const float next = kopt_widen_cuda_(kopt_cuda_extract_(x, size, q), k->from_format);
-            sum[q] = shard == 0 ? next : kopt_add_cuda_(sum[q], next);
-        }
-    }
-    KOPT_UNROLL_
-    for (q = 0; q < 8; q++) kopt_cuda_insert_(out, to_size, q, kopt_reduce_value_cuda_(sum[q], k->scale, k->to_format));
-    kopt_cuda_store_part_(k->to, to_size, p, out);
-}
-
-/* Increments the counts of a call that may be replayed; but if one of them is 2^32 - 1, all stay as they are. */
-KOPT_CUDA_FN_ void kopt_cuda_count_(uint32_t *counts, uint32_t n) {
-    uint32_t i;
-    for (i = 0; i < n; i++)
-        if (counts[i] == 0xFFFFFFFFu) return;
-    for (i = 0; i < n; i++) counts[i]++;
-}
+/* ---- settings, and tensors that move ---- */
 
 typedef struct kopt_cuda_setting_ {
     kopt_cuda_control_ *control;
     kopt_cuda_group_ *group; /* the group of this setting, or the first of all groups */
     kopt_cuda_options options;
     kopt_optimizer opt;
-    uint32_t step;
-    int which; /* 0: options, 1: optimizer, 2: step */
+    uint32_t step, *counts;
+    int which; /* 0: options, 1: optimizer, 2: step; 3: an addition to counts, the count and the step of a sum */
 } kopt_cuda_setting_;
 
-KOPT_CUDA_FN_ void kopt_cuda_set_(const kopt_cuda_setting_ *s) {
-    if (s->which == 0) {
-        s->control->options = s->options;
-    } else if (s->which == 1) {
-        kopt_optimizer *const to = &s->group->opt;
-        const kopt_optimizer *const from = &s->opt;
-        const uint32_t step = to->step;
-        if (to->rule != from->rule || to->weight_format != from->weight_format || to->rounding != from->rounding ||
-            to->moment_format != from->moment_format || to->moment_rounding != from->moment_rounding ||
-            to->compensation_rounding != from->compensation_rounding || kopt_moments_(to) != kopt_moments_(from) ||
-            (to->rule == KOPT_ADAM && !to->stable != !from->stable)) {
-            s->control->status.result = KOPT_ERROR_MISMATCH;
-            return;
-        }
-        *to = *from;
-        to->step = step;
+static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) {
+    kopt_optimizer *const to = &s.group->opt;
+    uint64_t g;
+    if (s.which == 0) {
+        s.control->options = s.options;
+    } else if (s.which == 2) {
+        for (g = 0; g < s.control->groups; g++) s.group[g].opt.step = s.step;
+    } else if (s.which == 3) {
+        if (s.counts[0] != 0xFFFFFFFFu && s.counts[1] != 0xFFFFFFFFu) s.counts[0]++, s.counts[1]++;
+    } else if (to->rule != s.opt.rule || to->weight_format != s.opt.weight_format || to->rounding != s.opt.rounding ||
+               to->moment_format != s.opt.moment_format || to->moment_rounding != s.opt.moment_rounding ||
+               to->compensation_rounding != s.opt.compensation_rounding || kopt_moments_(to) != kopt_moments_(&s.opt) ||
+               (to->rule == KOPT_ADAM && !to->stable != !s.opt.stable)) {
+        s.control->status.result = KOPT_ERROR_MISMATCH;
     } else {
-        uint64_t g;
-        for (g = 0; g < s->control->groups; g++) s->group[g].opt.step = s->step;
+        const uint32_t step = to->step;
+        *to = s.opt;
+        to->step = step;
     }
 }
 
-/* ---- kernels and their launch ---- */
-
-#define KOPT_CUDA_CLEARED_ (offsetof(kopt_cuda_control_, arrived) + 4 - offsetof(kopt_cuda_control_, norm))
-
-/* The functions of arrays: name, type of the argument. */
-#ifdef KAHAN_OPT_VMATH
-#define KOPT_CUDA_FUNCTIONS_(KERNEL)      \
-    KERNEL(exp, kopt_cuda_function_)      \
-    KERNEL(log, kopt_cuda_function_)      \
-    KERNEL(tanh, kopt_cuda_function_)     \
-    KERNEL(erf, kopt_cuda_function_)      \
-    KERNEL(erfc, kopt_cuda_function_)     \
-    KERNEL(atan2, kopt_cuda_function_)    \
-    KERNEL(sincospi, kopt_cuda_function_) \
-    KERNEL(map, kopt_cuda_map_)
-#else
-#define KOPT_CUDA_FUNCTIONS_(KERNEL)
-#endif
-#define KOPT_CUDA_ARRAYS_(KERNEL)               \
-    KERNEL(convert, kopt_conversion_)           \
-    KERNEL(clip, kopt_tool_)                    \
-    KERNEL(accumulate, kopt_cuda_accumulation_) \
-    KERNEL(read_sum, kopt_cuda_accumulation_)   \
-    KERNEL(reduce, kopt_cuda_sum_)              \
-    KERNEL(decompress, kopt_cuda_sum_)          \
-    KOPT_CUDA_FUNCTIONS_(KERNEL)
-
-/* The pad of an array (see kopt_cuda_part_of_) with which every octet but the first begins at a multiple of 8 elements
-   in memory. 0 if the elements are not aligned to their size. */
-static uint32_t kopt_cuda_pad_(const void *p, size_t size) {
-    return (uintptr_t)p % size != 0 ? 0 : (uint32_t)((uintptr_t)p / size % 8);
+/* Is array p aligned for vectors where the first octet begins, after `lead` elements? */
+static KOPT_HOST_DEVICE_ int kopt_cuda_aligned_(const void *p, uint64_t lead, size_t size) {
+    return size == 0 || p == NULL || ((uintptr_t)p + lead * size) % (size == 1 ? 8 : 16) == 0;
 }
 
-/* Numbers of the kernels that are not in the lists above. A launch of them has no more thread blocks than the GPU runs
-   at once, because each thread block clears shared memory first and ends with atomic additions. */
-enum { KOPT_CUDA_STATS_ = KOPT_CUDA_KERNELS_, KOPT_CUDA_MEASURE_ };
-
-/* Thread blocks that a multiprocessor runs at once. It limits the registers: 3 to 80, 2 to 128. */
-#ifdef KAHAN_OPT_VMATH
-#define KOPT_CUDA_RESIDENT_(weight, moment, rounding) \
-    (weight < 0 || moment == KOPT_F32 || rounding == KOPT_COMPACT ? 2 : 3)
-#else
-#define KOPT_CUDA_RESIDENT_(weight, moment, rounding) (weight < 0 || (weight != KOPT_F32 && moment == KOPT_F32) ? 2 : 3)
-#endif
-
-#define KOPT_CUDA_KERNEL_(i, name, weight, moment, rounding, copies)                                       \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, KOPT_CUDA_RESIDENT_(weight, moment, rounding)) \
-        kopt_cuda_##name##_(const kopt_cuda_arguments_ a) {                                                \
-        kopt_cuda_step_lane_(&a, blockIdx.x *KOPT_WARPS_ + (threadIdx.x >> 5), gridDim.x * KOPT_WARPS_,    \
-                             threadIdx.x & 31, weight, moment, rounding, copies);                          \
+/* Gives a tensor these arrays. residual, moment, slow and slow_residual keep their places in the state. */
+static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *weight, void *grad, void *state,
+                                               void *copy) {
+    const uint64_t lead = (8 - (t->pad & 7)) & 7;
+    kopt_byte_ **const inside[] = {&t->residual,  &t->moment[0], &t->moment[1],    &t->moment[2],
+                                   &t->moment[3], &t->slow,      &t->slow_residual};
+    size_t size[] = {t->residual_size, t->moment_size, t->moment_size,  t->moment_size,
+                     t->moment_size,   t->weight_size, t->residual_size};
+    int wide, i;
+    t->weight = (kopt_byte_ *)weight;
+    t->grad = (kopt_byte_ *)grad;
+    t->copy = (kopt_byte_ *)copy;
+    wide = kopt_cuda_aligned_(weight, lead, t->weight_size) &&
+           kopt_cuda_aligned_(grad, lead, t->grad_format == KOPT_F32 ? 4 : 2) &&
+           kopt_cuda_aligned_(copy, lead, t->copy_format == KOPT_F32 ? 4 : 2);
+    for (i = 0; i < 7; i++) {
+        if (*inside[i] != NULL) *inside[i] = (kopt_byte_ *)state + (*inside[i] - t->state);
+        wide = wide && kopt_cuda_aligned_(*inside[i], lead, size[i]);
     }
-KOPT_CUDA_ALL_(KOPT_CUDA_KERNEL_)
+    t->state = (kopt_byte_ *)state;
+    t->wide = (uint8_t)wide;
+}
 
-#define KOPT_CUDA_BLOCKS_KERNEL_(i, name, weight, moment, rounding, copies)                                        \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_##name##_(const kopt_cuda_arguments_ a) { \
-        enum { SLOTS = (weight < 0 ? 4 : 2) * KOPT_SLOTS_ };                                                       \
-        __shared__ uint32_t slots[KOPT_WARPS_ * SLOTS];                                                            \
-        const uint32_t warp = threadIdx.x >> 5;                                                                    \
-        kopt_cuda_step_blocks_(&a, blockIdx.x *KOPT_WARPS_ + warp, gridDim.x * KOPT_WARPS_, threadIdx.x & 31,      \
-                               slots + warp * SLOTS, weight, rounding, copies);                                    \
+enum { KOPT_CUDA_MOVES_ = 96 }; /* they fit into the arguments of one launch */
+typedef struct kopt_cuda_moves_ {
+    kopt_cuda_control_ *control;
+    kopt_cuda_tensor_ *tensors;
+    const uint32_t *slots; /* where the tensors of the list are in the order of their kernels */
+    uint32_t first, count;
+    struct {
+        void *weight, *grad, *state, *copy;
+        uint64_t n;
+    } to[KOPT_CUDA_MOVES_];
+} kopt_cuda_moves_;
+
+static __global__ void kopt_cuda_move_kernel_(const kopt_cuda_moves_ m) {
+    if (threadIdx.x < m.count) {
+        kopt_cuda_tensor_ *const t = m.tensors + m.slots[m.first + threadIdx.x];
+        if (m.to[threadIdx.x].n != t->end - t->pad || (m.to[threadIdx.x].copy == NULL) != (t->copy == NULL) ||
+            (m.to[threadIdx.x].state == NULL) != (t->state == NULL))
+            m.control->status.result = KOPT_ERROR_MISMATCH;
+        else
+            kopt_cuda_place_(t, m.to[threadIdx.x].weight, m.to[threadIdx.x].grad, m.to[threadIdx.x].state,
+                             m.to[threadIdx.x].copy);
     }
-KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_BLOCKS_KERNEL_)
-
-static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
-    __shared__ __align__(16) uint32_t slots[256 * 32];
-    kopt_cuda_measure_block_(&a, blockIdx.x, gridDim.x, threadIdx.x, slots);
 }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_)
-    kopt_cuda_factor_kernel_(const kopt_cuda_arguments_ a, uint32_t tensors) {
-    for (uint32_t i = blockIdx.x * KOPT_THREADS_ + threadIdx.x; i < tensors; i += gridDim.x * KOPT_THREADS_)
-        kopt_cuda_factor_(&a, i);
-}
+/* ---- accumulation: a step of SGD whose weights are the sums. The rate is 1, and the scale is negated ---- */
 
-static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
-    kopt_cuda_prologue_kernel_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, uint64_t count) {
-    __shared__ kopt_cuda_shared_ shared;
-    kopt_cuda_prologue_(c, groups, count, threadIdx.x, &shared);
-}
+typedef struct kopt_cuda_accumulation_ {
+    kopt_cuda_tensor_ tensor;
+    kopt_step step;
+    uint32_t count;         /* additions before this one */
+    const uint32_t *counts; /* NULL, or count and the step before this one, on the GPU */
+    kopt_byte_ *out;        /* of a sum that is read, fp32 */
+} kopt_cuda_accumulation_;
 
-static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
-    __shared__ __align__(16) uint32_t slots[256 * 32];
-    if (a.grad_format == KOPT_BF16) /* the format is a constant in each call */
-        kopt_cuda_stats_block_(&a, KOPT_BF16, blockIdx.x, gridDim.x, threadIdx.x, slots);
-    else if (a.grad_format == KOPT_FP16)
-        kopt_cuda_stats_block_(&a, KOPT_FP16, blockIdx.x, gridDim.x, threadIdx.x, slots);
-    else
-        kopt_cuda_stats_block_(&a, 3, blockIdx.x, gridDim.x, threadIdx.x, slots);
-}
-
-static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) { kopt_cuda_set_(&s); }
-
-static __global__ void __launch_bounds__(KOPT_THREADS_, 3) kopt_cuda_compress_kernel_(const kopt_cuda_compression_ k) {
-    __shared__ uint32_t slots[KOPT_WARPS_ * KOPT_WAITING_];
-    const uint32_t warp = threadIdx.x >> 5;
-    kopt_cuda_compress_blocks_(&k, static_cast<uint64_t>(blockIdx.x) * KOPT_WARPS_ + warp,
-                               static_cast<uint64_t>(gridDim.x) * KOPT_WARPS_, threadIdx.x & 31,
-                               slots + warp * KOPT_WAITING_);
-}
-
-static __global__ void kopt_cuda_setting_count_kernel_(uint32_t *counts, uint32_t n) { kopt_cuda_count_(counts, n); }
-
-#define KOPT_CUDA_ARRAY_KERNEL_(name, type)                                                                           \
-    static __global__ void __launch_bounds__(KOPT_THREADS_, 3)                                                        \
-        kopt_cuda_##name##_kernel_(const type job, uint64_t n, uint32_t pad) {                                        \
-        const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;                                        \
-        uint64_t octet = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;                             \
-        for (; 8 * octet < n + pad; octet += all) kopt_cuda_##name##_octet_(&job, kopt_cuda_part_of_(n, pad, octet)); \
+/* ROUNDING: -1: that of the sum. */
+template <int WEIGHT, int ROUNDING>
+static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
+    kopt_cuda_accumulate_kernel_(const kopt_cuda_accumulation_ a) {
+    const kopt_cuda_tensor_ *const t = &a.tensor;
+    const uint32_t count = a.counts == NULL ? a.count : a.counts[0];
+    const uint32_t number = a.counts == NULL ? a.step.step : a.counts[1] + 1;
+    const kopt_philox_key_ key = kopt_make_philox_key_(a.step.seed, number, t->id, KOPT_RANDOM_ACCUMULATE_);
+    const kopt_scalars_octet_ k = kopt_splat_step_octet_(&a.step, 1, 0);
+    const kopt_scalars_cuda_ scalars = kopt_splat_step_cuda_(&a.step, 1, 0);
+    kopt_kind_ kind = kopt_cuda_kind_(t, &a.step);
+    uint64_t position = 8 * ((uint64_t)blockIdx.x * KOPT_THREADS_ + threadIdx.x);
+    if (a.counts != NULL && (number == 0 || count == 0xFFFFFFFFu)) return;
+    kind.weight = kind.moment = (kopt_format)WEIGHT;
+    kind.moment_count = 0;
+    if (ROUNDING >= 0) kind.rounding = (kopt_rounding)ROUNDING;
+    for (; position < t->end; position += (uint64_t)gridDim.x * 8 * KOPT_THREADS_) {
+        const uint64_t i = position - t->pad, e = t->first + position;
+        uint32_t w[4] = {0, 0, 0, 0}, q;
+        kopt_cuda_octet_ x;
+        if (i < t->complete && t->wide) {
+            kopt_cuda_load_all_(&x, t, kind, i, 0);
+            KOPT_UNROLL_
+            for (q = 0; q < 8; q++) {
+                if (count == 0) x.weight[q] = 0;
+                if (count == 0 && q < 4) x.residual[q] = 0;
+            }
+            if (kopt_needs_random_(kind)) kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
+            if (kopt_cuda_step_octet_ < ROUNDING<0 ? 1 : 4>(&x, kind, &k, w, kopt_random_multiplier_(e))) {
+                kopt_cuda_store_octet_(t->weight, i, t->weight_size, x.weight);
+                kopt_cuda_store_octet_(t->residual, i, t->residual_size, x.residual);
+                continue;
+            }
+        }
+        KOPT_ROLL_
+        for (q = 0; q < 8; q++) {
+            if (i + q >= t->end - t->pad) continue;
+            if (count == 0) kopt_cuda_store_one_(t->weight + (i + q) * t->weight_size, t->weight_size, 0);
+            if (count == 0) kopt_cuda_store_one_(t->residual + (i + q) * t->residual_size, t->residual_size, 0);
+            kopt_cuda_element_(t, kind, &scalars, &key, i + q);
+        }
     }
-KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_KERNEL_)
+}
+
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_read_kernel_(const kopt_cuda_accumulation_ a) {
+    const kopt_cuda_tensor_ *const t = &a.tensor;
+    const kopt_kind_ kind = kopt_cuda_kind_(t, &a.step);
+    const size_t size = t->weight_size, residual_size = t->residual_size;
+    uint64_t i = (uint64_t)blockIdx.x * KOPT_THREADS_ + threadIdx.x;
+    for (; i < t->end - t->pad; i += (uint64_t)gridDim.x * KOPT_THREADS_) {
+        const uint32_t rest = kopt_cuda_load_one_(t->residual + i * residual_size, residual_size);
+        float compensation,
+            x = kopt_load_weight_cuda_(kind, kopt_cuda_load_one_(t->weight + i * size, size),
+                                       kopt_cuda_sign_extend_(rest, residual_size), &compensation, NULL);
+        if (kind.rounding == KOPT_KAHAN) x = kopt_add_(x, compensation);
+        if ((a.counts == NULL ? a.count : a.counts[0]) == 0) x = 0;
+        kopt_cuda_store_one_(a.out + i * 4, 4, kopt_as_u32_(x));
+    }
+}
+
+/* ---- launches ---- */
 
 static kopt_result kopt_cuda_result_(cudaError_t error) {
     switch (error) {
@@ -2426,189 +1593,21 @@ static kopt_result kopt_cuda_result_(cudaError_t error) {
     }
 }
 
-static kopt_result kopt_cuda_launch_(const void *kernel, uint32_t blocks, uint32_t threads, void **arguments,
+/* Launches a kernel with one argument. */
+template <class Argument>
+static kopt_result kopt_cuda_launch_(void (*kernel)(Argument), Argument &argument, uint32_t blocks, uint32_t threads,
                                      void *stream) {
-    return kopt_cuda_result_(
-        cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, static_cast<cudaStream_t>(stream)));
+    void *arguments[] = {&argument};
+    return kopt_cuda_result_(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(blocks), dim3(threads),
+                                              arguments, 0, static_cast<cudaStream_t>(stream)));
 }
 
-#define KOPT_CUDA_NAME_(i, name, weight, moment, rounding, copies) reinterpret_cast<const void *>(kopt_cuda_##name##_),
-static const void *kopt_cuda_entry_(int kernel) {
-    const void *const table[] = {KOPT_CUDA_ALL_(KOPT_CUDA_NAME_) KOPT_CUDA_ALL_BLOCKS_(
-                                     KOPT_CUDA_NAME_) reinterpret_cast<const void *>(kopt_cuda_stats_kernel_),
-                                 reinterpret_cast<const void *>(kopt_cuda_measure_kernel_)};
-    return table[kernel];
+static kopt_result kopt_cuda_clear_memory_(void *p, size_t size, void *stream) {
+    return kopt_cuda_result_(cudaMemsetAsync(p, 0, size, static_cast<cudaStream_t>(stream)));
 }
 
-/* The number of thread blocks of a kernel that the GPU runs at once. 1024 if CUDA does not say. */
-static uint32_t kopt_cuda_resident_(int kernel) {
-    int device = 0, processors = 0, each = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kopt_cuda_entry_(kernel), KOPT_THREADS_, 0) != cudaSuccess)
-        return 1024;
-    return processors > 0 && each > 0 ? static_cast<uint32_t>(processors) * static_cast<uint32_t>(each) : 1024;
-}
-
-static kopt_result kopt_cuda_launch_step_(int kernel, kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
-    void *arguments[] = {a};
-    return kopt_cuda_launch_(kopt_cuda_entry_(kernel), blocks, KOPT_THREADS_, arguments, stream);
-}
-
-static kopt_result kopt_cuda_launch_measure_(kopt_cuda_arguments_ *a, size_t size, uint32_t blocks, void *stream) {
-    void *arguments[] = {a};
-    const kopt_result result =
-        kopt_cuda_result_(cudaMemsetAsync(a->ratios, 0, size, static_cast<cudaStream_t>(stream)));
-    if (result != KOPT_OK) return result;
-    return kopt_cuda_launch_(kopt_cuda_entry_(KOPT_CUDA_MEASURE_), blocks, KOPT_THREADS_, arguments, stream);
-}
-
-static kopt_result kopt_cuda_launch_factors_(kopt_cuda_arguments_ *a, uint32_t tensors, void *stream) {
-    void *arguments[] = {a, &tensors};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_factor_kernel_),
-                             (tensors + KOPT_THREADS_ - 1) / KOPT_THREADS_, KOPT_THREADS_, arguments, stream);
-}
-
-static kopt_result kopt_cuda_launch_prologue_(kopt_cuda_control_ *c, kopt_cuda_group_ *groups, uint64_t count,
-                                              void *stream) {
-    void *arguments[] = {&c, &groups, &count};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_prologue_kernel_), 1, KOPT_PROLOGUE_THREADS_,
-                             arguments, stream);
-}
-
-static kopt_result kopt_cuda_launch_stats_(kopt_cuda_arguments_ *a, uint32_t blocks, void *stream) {
-    void *arguments[] = {a};
-    const kopt_result result =
-        kopt_cuda_result_(cudaMemsetAsync(&a->control->norm, 0, KOPT_CUDA_CLEARED_, static_cast<cudaStream_t>(stream)));
-    if (result != KOPT_OK) return result;
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_stats_kernel_), blocks, KOPT_THREADS_, arguments,
-                             stream);
-}
-
-static kopt_result kopt_cuda_launch_setting_(kopt_cuda_setting_ *s, void *stream) {
-    void *arguments[] = {s};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_kernel_), 1, 1, arguments, stream);
-}
-
-/* The number of thread blocks with one thread per part. */
-static uint32_t kopt_cuda_blocks_for_(uint64_t n) {
-    const uint64_t blocks = (n + 8 * KOPT_THREADS_ - 1) / (8 * KOPT_THREADS_);
-    return blocks < 0x7FFFFFFFu ? static_cast<uint32_t>(blocks) : 0x7FFFFFFFu;
-}
-
-#define KOPT_CUDA_ARRAY_LAUNCH_(name, type)                                                            \
-    static kopt_result kopt_cuda_launch_##name##_(type *job, uint64_t n, uint32_t pad, void *stream) { \
-        void *arguments[] = {job, &n, &pad};                                                           \
-        return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_##name##_kernel_),           \
-                                 kopt_cuda_blocks_for_(n + pad), KOPT_THREADS_, arguments, stream);    \
-    }
-KOPT_CUDA_ARRAYS_(KOPT_CUDA_ARRAY_LAUNCH_)
-
-static kopt_result kopt_cuda_launch_count_(uint32_t *counts, uint32_t n, void *stream) {
-    void *arguments[] = {&counts, &n};
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_setting_count_kernel_), 1, 1, arguments, stream);
-}
-
-static kopt_result kopt_cuda_launch_compress_(kopt_cuda_compression_ *k, void *stream) {
-    void *arguments[] = {k};
-    kopt_result result = KOPT_OK;
-    if (k->c.n != 0)
-        result = kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_compress_kernel_),
-                                   kopt_cuda_blocks_for_(k->c.n), KOPT_THREADS_, arguments, stream);
-    if (result != KOPT_OK || k->steps == NULL) return result;
-    return kopt_cuda_launch_count_(k->steps, 1, stream);
-}
-
-static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, void *stream) {
-    return kopt_cuda_result_(
-        cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
-}
-
-/* ---- state blocks: one thread for each element ---- */
-
-typedef struct kopt_cuda_init_ {
-    kopt_byte_ *state, *weight, *copy; /* state: NULL if the tensor has no block */
-    kopt_byte_ *residual, *slow, *slow_residual;
-    const kopt_byte_ *weights; /* fp32, or NULL: the weights stay as they are */
-    uint64_t n;
-    size_t residual_size;
-    kopt_format format, copy_format;
-    kopt_rounding rounding;
-    uint32_t header[KOPT_HEADER_ / 4];
-} kopt_cuda_init_;
-
-KOPT_ROUNDINGS_UP_TO_(KOPT_EXACT, kopt_cuda_init_weight_)
-/* As kopt_write_weight_(): rounds the fp32 value with these bits. Returns the weight. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_init_weight_(const kopt_cuda_init_ *k, uint32_t bits, uint32_t *residual) {
-    const uint32_t infinity = k->format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
-    const float x = kopt_as_f32_(bits);
-    uint32_t u;
-    *residual = 0;
-    if (k->format == KOPT_F32) return bits;
-    if (k->rounding == KOPT_EXACT || k->rounding == KOPT_COMPACT) {
-        u = kopt_extended_cuda_(x, k->format, NULL);
-        if (k->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
-        *residual = k->rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
-        u = (u + 0x8000u) >> 16;
-    } else if (k->rounding == KOPT_KAHAN) {
-        float compensation;
-        u = kopt_round_kahan16_cuda_(x, k->format);
-        compensation = kopt_sub_(x, kopt_widen_cuda_(u, k->format));
-        if (k->format == KOPT_FP16) compensation = kopt_mul_(compensation, 2048);
-        *residual = kopt_round_nearest16_cuda_(compensation, k->format);
-    } else {
-        return kopt_round_nearest16_cuda_(x, k->format);
-    }
-    if ((u & infinity) == infinity) *residual = 0;
-    return u;
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_init_element_(const kopt_cuda_init_ *k, uint64_t i) {
-    const size_t size = kopt_bytes_of_(k->format);
-    uint32_t weight, residual = 0;
-    if (k->weights != NULL) {
-        weight = kopt_cuda_init_weight_(k, kopt_cuda_load_one_(k->weights + 4 * i, 4), &residual);
-        kopt_cuda_store_one_(k->weight + i * size, size, weight);
-    } else {
-        weight = kopt_cuda_load_one_(k->weight + i * size, size);
-    }
-    if (k->residual != NULL) kopt_cuda_store_one_(k->residual + i * k->residual_size, k->residual_size, residual);
-    if (k->slow != NULL) kopt_cuda_store_one_(k->slow + i * size, size, weight);
-    if (k->slow_residual != NULL)
-        kopt_cuda_store_one_(k->slow_residual + i * k->residual_size, k->residual_size, residual);
-    if (k->copy != NULL) {
-        const size_t copy_size = kopt_bytes_of_(k->copy_format);
-        kopt_cuda_store_one_(k->copy + i * copy_size, copy_size,
-                             k->copy_format == k->format
-                                 ? weight
-                                 : kopt_convert_value_cuda_(kopt_widen_cuda_(weight, k->format), k->copy_format));
-    }
-}
-
-static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(const kopt_cuda_init_ k) {
-    const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_;
-    uint64_t i = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;
-    if (k.state != NULL && i < KOPT_HEADER_ / 4) kopt_cuda_store_one_(k.state + 4 * i, 4, k.header[i]);
-    for (; i < k.n; i += all) kopt_cuda_init_element_(&k, i);
-}
-
-/* total: bytes of the block, 0 if there is none. */
-static kopt_result kopt_cuda_launch_init_(kopt_cuda_init_ *k, size_t total, void *stream) {
-    void *arguments[] = {k};
-    const uint64_t blocks = (k->n + KOPT_THREADS_ - 1) / KOPT_THREADS_;
-    if (total != 0) {
-        const kopt_result result =
-            kopt_cuda_result_(cudaMemsetAsync(k->state, 0, total, static_cast<cudaStream_t>(stream)));
-        if (result != KOPT_OK) return result;
-    }
-    return kopt_cuda_launch_(reinterpret_cast<const void *>(kopt_cuda_init_kernel_),
-                             blocks < 0x7FFFFFFFu ? static_cast<uint32_t>(blocks) : 0x7FFFFFFFu, KOPT_THREADS_,
-                             arguments, stream);
-}
-
-static kopt_result kopt_cuda_copy_back_(void *to, const void *from, size_t size, void *stream) {
-    return kopt_cuda_result_(
-        cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)));
+static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, cudaMemcpyKind direction, void *stream) {
+    return kopt_cuda_result_(cudaMemcpyAsync(to, from, size, direction, static_cast<cudaStream_t>(stream)));
 }
 
 /* For calls that no graph should repeat. */
@@ -2618,187 +1617,171 @@ static kopt_result kopt_cuda_refuse_capture_(void *stream) {
     return result == KOPT_OK && status != cudaStreamCaptureStatusNone ? KOPT_ERROR_CAPTURE : result;
 }
 
+/* At most as many thread blocks of a kernel as the GPU runs at once: each clears shared memory first and ends with
+   atomic additions. */
+static uint32_t kopt_cuda_resident_(const void *kernel, uint32_t blocks) {
+    int device = 0, processors = 0, each = 0;
+    uint32_t all = 1024; /* if CUDA does not say */
+    if (cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, KOPT_THREADS_, 0) == cudaSuccess &&
+        processors > 0 && each > 0)
+        all = static_cast<uint32_t>(processors) * static_cast<uint32_t>(each);
+    return blocks < all ? blocks : all;
+}
+
+/* The number of thread blocks for so many threads; each thread takes more if that is too many. */
+static uint32_t kopt_cuda_grid_(uint64_t threads) {
+    const uint64_t blocks = (threads + KOPT_THREADS_ - 1) / KOPT_THREADS_;
+    return blocks < 0x7FFFFFFFu ? (uint32_t)blocks : 0x7FFFFFFFu;
+}
+
+/* ---- state blocks: one thread for each element ---- */
+
+typedef struct kopt_cuda_init_ {
+    kopt_cuda_tensor_ tensor;  /* its state is NULL if it has none */
+    const kopt_byte_ *weights; /* fp32, or NULL: the weights stay as they are */
+    kopt_format format;
+    kopt_rounding rounding;
+    int fresh; /* 0: only the copy is written */
+    kopt_byte_ header[KOPT_HEADER_];
+} kopt_cuda_init_;
+
+/* As kopt_write_weight_(): rounds the fp32 value with these bits. Returns the weight. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_init_weight_(kopt_format format, kopt_rounding rounding, uint32_t bits,
+                                              uint32_t *residual) {
+    const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    const float x = kopt_as_f32_(bits);
+    uint32_t u;
+    *residual = 0;
+    if (format == KOPT_F32) return bits;
+    if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
+        u = kopt_extended_cuda_(x, format, NULL);
+        if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
+        *residual = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
+        u = (u + 0x8000u) >> 16;
+    } else if (rounding == KOPT_KAHAN) {
+        float compensation;
+        u = kopt_round_kahan16_cuda_(x, format);
+        compensation = kopt_sub_(x, kopt_widen_cuda_(u, format));
+        if (format == KOPT_FP16) compensation = kopt_mul_(compensation, 2048);
+        *residual = kopt_round_nearest16_cuda_(compensation, format);
+    } else {
+        return kopt_round_nearest16_cuda_(x, format);
+    }
+    if ((u & infinity) == infinity) *residual = 0;
+    return u;
+}
+
+static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(const kopt_cuda_init_ k) {
+    const kopt_cuda_tensor_ *const t = &k.tensor;
+    const uint64_t all = static_cast<uint64_t>(gridDim.x) * KOPT_THREADS_, n = t->end - t->pad;
+    const size_t size = t->weight_size, residual_size = t->residual_size;
+    uint64_t i = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;
+    if (k.fresh && t->state != NULL && i < KOPT_HEADER_) t->state[i] = k.header[i];
+    for (; i < n; i += all) {
+        uint32_t weight, residual = 0;
+        if (k.weights != NULL) {
+            weight = kopt_cuda_init_weight_(k.format, k.rounding, kopt_cuda_load_one_(k.weights + 4 * i, 4), &residual);
+            kopt_cuda_store_one_(t->weight + i * size, size, weight);
+        } else {
+            weight = kopt_cuda_load_one_(t->weight + i * size, size);
+        }
+        if (k.fresh && t->residual != NULL)
+            kopt_cuda_store_one_(t->residual + i * residual_size, residual_size, residual);
+        if (k.fresh && t->slow != NULL) kopt_cuda_store_one_(t->slow + i * size, size, weight);
+        if (k.fresh && t->slow_residual != NULL)
+            kopt_cuda_store_one_(t->slow_residual + i * residual_size, residual_size, residual);
+        if (t->copy != NULL) {
+            const kopt_format format = (kopt_format)t->copy_format;
+            const size_t copy_size = kopt_bytes_of_(format);
+            kopt_cuda_store_one_(
+                t->copy + i * copy_size, copy_size,
+                format == k.format ? weight : kopt_convert_value_cuda_(kopt_widen_cuda_(weight, k.format), format));
+        }
+    }
+}
+
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
 static size_t kopt_cuda_align16_(size_t x) { return (x + 15) & ~(size_t)15; }
 
-/* Does a constant of a kernel fit this value? -1 fits every value. */
-static int kopt_cuda_matches_(int constant, unsigned value) { return constant < 0 || (unsigned)constant == value; }
+/* The kernels of steps, by number, and what is constant in each. */
+typedef struct kopt_cuda_kernel_ {
+    void (*kernel)(kopt_cuda_arguments_);
+    int weight, moment, rounding, how;
+} kopt_cuda_kernel_;
 
-/* Does the rule have specialized kernels? */
-static int kopt_cuda_has_kernels_(kopt_rule rule) {
-#ifdef KAHAN_OPT_VMATH
-    if (rule == KOPT_ADAM_ATAN2) return 1;
-#endif
-    return rule == KOPT_SGD || rule == KOPT_ADAM || rule == KOPT_LION || rule == KOPT_RADAM;
-}
-
-/* Are the elements of all arrays of a tensor aligned to their size? Other tensors take the general kernels. */
-static int kopt_cuda_natural_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const size_t weight_size = kopt_bytes_of_(opt->weight_format), grad_size = kopt_bytes_of_(t->grad_format);
-    const size_t copy_size = kopt_bytes_of_(t->copy_format);
-    const size_t residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    /* The alignment that the state needs, with 8-bit moments that of their scales. */
-    size_t state_size = residual_size > weight_size ? residual_size : weight_size;
-    if (kopt_moments_(opt) > 0 && (opt->moment_format == KOPT_F32 || opt->moment_format == KOPT_Q8)) state_size = 4;
-    return (uintptr_t)t->weight % weight_size == 0 && (uintptr_t)t->grad % grad_size == 0 &&
-           (uintptr_t)t->state % state_size == 0 && (t->copy == NULL || (uintptr_t)t->copy % copy_size == 0);
-}
+#define KOPT_CUDA_LINE_(weight, moment, rounding, how) \
+    {kopt_cuda_step_kernel_<weight, moment, rounding, how>, weight, moment, rounding, how},
+static const kopt_cuda_kernel_ kopt_cuda_kernels_[] = {KOPT_CUDA_STEPS_(KOPT_CUDA_LINE_)};
+typedef char
+    kopt_cuda_kernels_fit_[sizeof kopt_cuda_kernels_ / sizeof *kopt_cuda_kernels_ <= KOPT_CUDA_KERNELS_ ? 1 : -1];
 
 /* The number of the first kernel that fits. */
-static int kopt_cuda_kernel_of_(const kopt_optimizer *opt, const kopt_tensor *t) {
-    const int moments = kopt_moments_(opt);
-    const int common = moments <= 2 && kopt_cuda_has_kernels_(opt->rule) && kopt_cuda_natural_(opt, t);
+static uint32_t kopt_cuda_kernel_of_(const kopt_optimizer *opt, int copies) {
+    const int moments = kopt_moments_(opt), f32 = opt->weight_format == KOPT_F32;
     const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
-    const kopt_rounding rounding = opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding;
-#define KOPT_CUDA_FITS_(i, name, kernel_weight, kernel_moment, kernel_rounding, copies)                       \
-    if (kopt_cuda_matches_(kernel_weight, opt->weight_format) && kopt_cuda_matches_(kernel_moment, moment) && \
-        (kernel_moment == KOPT_Q8) == (moment == KOPT_Q8) && kopt_cuda_matches_(kernel_rounding, rounding) && \
-        (kernel_weight < 0 || (common && t->counts == NULL)) && (copies || t->copy == NULL))                  \
-        return i;
-    KOPT_CUDA_ALL_(KOPT_CUDA_FITS_)
-    KOPT_CUDA_ALL_BLOCKS_(KOPT_CUDA_FITS_)
-#undef KOPT_CUDA_FITS_
-    return KOPT_CUDA_KERNELS_ - 1;
-}
-
-/* Refuses rules that have no kernel here, and rules that would call the functions of a table: those are host
-   functions. */
-static kopt_result kopt_cuda_check_options_(const kopt_optimizer *opt) {
-    const kopt_result result = kopt_check_options_(opt);
-    if (result != KOPT_OK) return result;
-#ifdef KAHAN_OPT_VMATH
-    if (opt->vmath != NULL &&
-        (opt->rule == KOPT_ADAM_ATAN2 || (opt->rule == KOPT_LION && kopt_less_(0, opt->sharpness))))
-        return KOPT_ERROR_OPTION;
-    return (int)opt->rule > KOPT_ADAM_ATAN2 ? KOPT_ERROR_OPTION : KOPT_OK;
-#else
-    return (int)opt->rule > KOPT_EMA ? KOPT_ERROR_OPTION : KOPT_OK;
-#endif
+    const kopt_rounding rounding = f32 ? KOPT_NEAREST : opt->rounding;
+    const int few = moments <= 2 && opt->rule != KOPT_RANGER && opt->rule != KOPT_EMA && (!copies || f32);
+    const int adam = few && opt->rule == KOPT_ADAM && (f32 || opt->compensation_rounding == KOPT_STOCHASTIC) &&
+                     (moment == KOPT_F32 || opt->moment_rounding == KOPT_STOCHASTIC);
+    const kopt_cuda_kernel_ *k = kopt_cuda_kernels_;
+    while (k->weight != (int)opt->weight_format || k->moment != (int)moment ||
+           (k->how != KOPT_CUDA_ANY_ && k->rounding != (int)rounding) ||
+           !(k->how == KOPT_CUDA_ANY_ || (k->how == KOPT_CUDA_FEW_ ? few : adam)))
+        k++;
+    return (uint32_t)(k - kopt_cuda_kernels_);
 }
 
 static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM && opt->stable; }
 
-/* Checks the groups, and counts their tensors and elements. */
-static kopt_result kopt_cuda_check_(const kopt_cuda_group *groups, size_t count, size_t *tensors, uint64_t *elements) {
-    size_t g, i;
-    *tensors = 0;
-    *elements = 0;
+/* Checks the groups. Makes the plan, without the tasks: in memory are control, groups, tensors; the first task, the
+   first round and the slot of each tensor; for StableAdamW the sums. */
+static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group *groups, size_t count) {
+    size_t tensors = 0, stable = 0, g, i;
+    uint64_t elements = 0;
+    int formats = 0;
     if (groups == NULL && count != 0) return KOPT_ERROR_NULL;
     for (g = 0; g < count; g++) {
         const kopt_tensor *last = NULL; /* the last tensor of this group that has elements */
-        kopt_result result = kopt_cuda_check_options_(groups[g].opt);
+        kopt_result result = kopt_check_options_(groups[g].opt);
         if (result != KOPT_OK) return result;
         if (groups[g].tensors == NULL && groups[g].count != 0) return KOPT_ERROR_NULL;
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
+            kopt_layout_ layout;
             result = kopt_check_tensor_(t, groups[g].opt->weight_format);
-            if (result == KOPT_OK)
-                result = kopt_check_memory_(t, kopt_bytes_of_(groups[g].opt->weight_format),
-                                            kopt_layout_for_(groups[g].opt, t->n).total, 1);
+            if (result != KOPT_OK) return result;
+            layout = kopt_layout_for_(groups[g].opt, t->n);
+            result = kopt_check_memory_(t, &layout, 1);
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
-            if (((uintptr_t)t->counts & 7) != 0 || kopt_as_u32_(t->stable_scale) != 0) return KOPT_ERROR_OPTION;
+            if (t->counts != NULL || kopt_as_u32_(t->stable_scale) != 0) return KOPT_ERROR_OPTION;
             if (t->n == 0) continue;
             if (last != NULL && !kopt_may_follow_(last, t)) return KOPT_ERROR_ID;
             last = t;
-            *elements += t->n;
+            elements += t->n;
+            formats |= 1 << t->grad_format;
         }
-        *tensors += groups[g].count;
+        tensors += groups[g].count;
+        if (kopt_cuda_stable_(groups[g].opt)) stable += groups[g].count;
     }
-    /* Fewer than 2^40 elements: each adds less than 2^24 to a bin of 64 bits. */
-    return *tensors >> 31 != 0 || *elements >> 40 != 0 ? KOPT_ERROR_BOUNDS : KOPT_OK;
-}
-
-/* Is the array aligned for vector loads where its first complete octet begins, after `lead` elements? */
-static int kopt_cuda_aligned_(const void *p, size_t lead, size_t size) {
-    const size_t octet = 8 * size < 16 ? 8 * size : 16;
-    return size == 0 || p == NULL || ((uintptr_t)p + lead * size) % octet == 0;
-}
-
-static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
-    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
-    const size_t weight_size = kopt_bytes_of_(opt->weight_format), grad_size = kopt_bytes_of_(t->grad_format);
-    const size_t residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    const int moments = kopt_moments_(opt), blocks = moments > 0 && opt->moment_format == KOPT_Q8;
-    /* Codes need no alignment here: see kopt_cuda_wide_part_. */
-    const size_t moment_size = blocks ? 0 : kopt_bytes_of_(opt->moment_format);
-    int m;
-    kopt_byte_ *state = (kopt_byte_ *)t->state;
-    size_t lead = (size_t)((8 - (t->first_index & 7)) & 7);
-    d->weight = (kopt_byte_ *)t->weight;
-    d->grad = (kopt_byte_ *)t->grad;
-    d->residual = residual_size == 0 || state == NULL ? NULL : state + layout.residual;
-    for (m = 0; m < 4; m++) d->moment[m] = m >= moments || state == NULL ? NULL : state + layout.moment[m];
-    d->slow = state == NULL ? NULL : state + layout.slow;
-    d->slow_residual = state == NULL ? NULL : state + layout.slow_residual;
-    for (m = 0; m < 4; m++) d->scale[m] = NULL;
-    if (blocks && state != NULL)
-        for (m = 0; m < moments; m++) d->scale[m] = state + layout.moment[m] + layout.scale;
-    d->counts = t->counts;
-    d->rate_scale = d->base_scale = kopt_rate_scale_(t);
-    d->ratio_plus_1 = d->first_round = 0;
-    d->copy = (kopt_byte_ *)t->copy;
-    d->id = t->id;
-    d->grad_format = (uint8_t)t->grad_format;
-    d->copy_format = (uint8_t)(t->copy == NULL ? KOPT_F32 : t->copy_format);
-    d->pad = t->first_index & 255;
-    /* 8-bit moments: blocks are counted from the tensor's first element, whatever its global index is. */
-    if (blocks) d->pad = lead = 0;
-    d->wide = kopt_cuda_aligned_(d->grad, lead, grad_size) && kopt_cuda_aligned_(d->weight, lead, weight_size) &&
-              kopt_cuda_aligned_(d->residual, lead, residual_size) &&
-              kopt_cuda_aligned_(d->moment[0], lead, moment_size) &&
-              kopt_cuda_aligned_(d->moment[1], lead, moment_size) &&
-              kopt_cuda_aligned_(d->copy, lead, d->copy_format == KOPT_F32 ? 4 : 2);
-    d->usual = opt->rule != KOPT_ADAM || moments != 2 || opt->moment_rounding != opt->compensation_rounding ? 0
-               : opt->moment_rounding == KOPT_STOCHASTIC                                                    ? 1
-                                                                                                            : 2;
-    d->end = d->pad + t->n;
-    d->complete = t->n < 8 ? 0 : t->n - 7;
-    d->first = t->first_index - d->pad;
-}
-
-static size_t kopt_cuda_tasks_(const kopt_cuda_tensor_ *d, uint32_t width) {
-    return d->end == d->pad ? 0 : (size_t)((d->end + width - 1) / width);
-}
-
-/* StableAdamW: the number of rounds of a tensor. */
-static size_t kopt_cuda_rounds_(uint64_t n) { return (size_t)((n + KOPT_ROUND_ - 1) / KOPT_ROUND_); }
-
-/* The plan in memory: control, groups, tensors, tasks; for StableAdamW ratios and rounds. */
-static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group *groups, size_t count) {
-    size_t tensors, tasks = 0, stable = 0, rounds = 0, g, i;
-    uint64_t elements;
-    int formats = 0;
-    kopt_result result = kopt_cuda_check_(groups, count, &tensors, &elements);
-    if (result != KOPT_OK) return result;
+    /* Each element adds less than 2^24 to a bin of 64 bits. There are fewer than 2^32 tasks. */
+    if (tensors >> 28 != 0 || elements >> 40 != 0) return KOPT_ERROR_BOUNDS;
     plan->device = NULL;
-    plan->groups_ = count;
     plan->blocks = 0;
-    for (g = 0; g < count; g++)
-        for (i = 0; i < groups[g].count; i++)
-            if (groups[g].tensors[i].n != 0) formats |= 1 << groups[g].tensors[i].grad_format;
-    plan->grad_format_ = formats == 2 ? KOPT_BF16 : formats == 4 ? KOPT_FP16 : formats == 1 ? KOPT_F32 : 3;
-    /* Twice the width only where the slots of the statistics allow it: see KOPT_CUDA_STATS_BLOCK_. */
-    plan->width_ = elements >> 22 != 0 && (formats == 2 || formats == 4) ? 2 * KOPT_WARP_STRIDE_ : KOPT_WARP_STRIDE_;
-    for (g = 0; g < count; g++)
-        for (i = 0; i < groups[g].count; i++) {
-            kopt_cuda_tensor_ d;
-            kopt_cuda_describe_(&d, groups[g].opt, &groups[g].tensors[i]);
-            tasks += kopt_cuda_tasks_(&d, plan->width_);
-            if (!kopt_cuda_stable_(groups[g].opt)) continue;
-            stable++;
-            rounds += kopt_cuda_rounds_(groups[g].tensors[i].n);
-        }
-    if (tasks >> 31 != 0 || rounds >> 31 != 0) return KOPT_ERROR_BOUNDS;
+    plan->groups_ = count;
+    plan->tensors_ = (uint32_t)tensors;
     plan->stable_ = (uint32_t)stable;
-    plan->rounds_ = (uint32_t)rounds;
+    plan->grad_format_ = formats == 2 ? KOPT_BF16 : formats == 4 ? KOPT_FP16 : 3;
+    /* Twice the width only where the slots of the statistics allow it. */
+    plan->width_ = elements >> 22 != 0 && plan->grad_format_ != 3 ? 1024 : 512;
     plan->at_tensors_ =
         kopt_cuda_align16_(sizeof(kopt_cuda_control_)) + kopt_cuda_align16_(count * sizeof(kopt_cuda_group_));
-    plan->at_tasks_ = plan->at_tensors_ + kopt_cuda_align16_(tensors * sizeof(kopt_cuda_tensor_));
-    plan->at_ratios_ = plan->at_tasks_ + kopt_cuda_align16_(tasks * 4);
-    plan->at_rounds_ = plan->at_ratios_ + kopt_cuda_align16_(stable * sizeof(kopt_cuda_ratio_));
-    plan->size = plan->at_rounds_ + kopt_cuda_align16_(rounds * 4);
+    plan->at_tasks_ = plan->at_tensors_ + tensors * sizeof(kopt_cuda_tensor_);
+    plan->at_ratios_ = plan->at_tasks_ + kopt_cuda_align16_(tensors * 12);
+    plan->size = plan->at_ratios_ + kopt_cuda_align16_(stable * sizeof(kopt_norm));
     return KOPT_OK;
 }
 
@@ -2807,50 +1790,86 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
     return kopt_cuda_layout_(&plan, groups, count) == KOPT_OK ? plan.size : 0;
 }
 
+/* The positions of n elements from this global index on; mask: the bits of the index that are in the position. */
+static void kopt_cuda_span_(kopt_cuda_tensor_ *d, uint64_t first_index, uint64_t n, uint64_t mask) {
+    d->pad = first_index & mask;
+    d->end = d->pad + n;
+    d->first = first_index - d->pad;
+    d->complete = n < 8 ? 0 : n - 7;
+}
+
+static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
+    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
+    const int moments = kopt_moments_(opt), blocks = moments > 0 && opt->moment_format == KOPT_Q8;
+    kopt_byte_ *const state = (kopt_byte_ *)t->state;
+    int m;
+    d->weight_size = (uint8_t)kopt_bytes_of_(opt->weight_format);
+    d->residual_size = (uint8_t)kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    d->moment_size = (uint8_t)kopt_bytes_of_(opt->moment_format);
+    d->state = state;
+    if (state != NULL) {
+        for (m = 0; m < moments; m++) d->moment[m] = state + layout.moment[m];
+        if (d->residual_size != 0) d->residual = state + layout.residual;
+        if (opt->rule == KOPT_RANGER) d->slow = state + layout.slow;
+        if (opt->rule == KOPT_RANGER && d->residual_size != 0) d->slow_residual = state + layout.slow_residual;
+    }
+    d->scale = blocks ? layout.scale : 0;
+    d->rate_scale = d->base_scale = kopt_rate_scale_(t);
+    d->id = t->id;
+    d->grad_format = (uint8_t)t->grad_format;
+    d->copy_format = (uint8_t)(t->copy == NULL ? KOPT_F32 : t->copy_format);
+    /* 8-bit moments: blocks are counted from the tensor's first element, whatever its global index is. */
+    kopt_cuda_span_(d, t->first_index, t->n, blocks ? 0 : 255);
+    kopt_cuda_place_(d, t->weight, t->grad, t->state, t->copy);
+}
+
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                 const kopt_cuda_group *groups, size_t count) {
     kopt_byte_ *const base = (kopt_byte_ *)bytes;
+    uint32_t next[KOPT_CUDA_KERNELS_ + 1] = {0}, tasks = 0, rounds = 0, stable = 0, *task, *slot, index, kernel;
     kopt_cuda_plan p;
     kopt_cuda_group_ *group;
     kopt_cuda_tensor_ *tensor;
-    uint32_t *task, *round, tasks = 0, rounds = 0, stable = 0;
-    size_t g, i, index, k;
-    int kernel;
+    size_t g, i;
+    int pass;
     kopt_result result = kopt_cuda_layout_(&p, groups, count);
     if (result != KOPT_OK) return result;
     if (plan == NULL || bytes == NULL) return KOPT_ERROR_NULL;
     if (size < p.size) return KOPT_ERROR_SIZE;
     if (((uintptr_t)bytes & 15) != 0) return KOPT_ERROR_OPTION;
-    for (k = 0; k < p.size; k++) base[k] = 0;
+    for (i = 0; i < p.size; i++) base[i] = 0;
     group = (kopt_cuda_group_ *)(base + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
     tensor = (kopt_cuda_tensor_ *)(base + p.at_tensors_);
     task = (uint32_t *)(base + p.at_tasks_);
-    round = (uint32_t *)(base + p.at_rounds_);
+    slot = task + 2 * p.tensors_;
     ((kopt_cuda_control_ *)base)->groups = count;
-    for (g = 0; g < count; g++) {
-        group[g].opt = *groups[g].opt;
-        kopt_copy_options_(groups[g].opt, &group[g].step);
-    }
-    for (kernel = 0; kernel < KOPT_CUDA_KERNELS_; kernel++) { /* the tasks of one kernel are contiguous */
-        p.first_[kernel] = tasks;
-        for (g = 0, index = 0; g < count; g++)
+    for (pass = 0; pass < 2; pass++) { /* the tensors of one kernel are contiguous: count them, then place them */
+        for (g = 0, index = 0; g < count; g++) {
+            const kopt_optimizer *const opt = groups[g].opt;
+            const uint32_t kernels[] = {kopt_cuda_kernel_of_(opt, 0), kopt_cuda_kernel_of_(opt, 1)};
+            group[g].opt = *opt;
+            kopt_copy_options_(opt, &group[g].step);
             for (i = 0; i < groups[g].count; i++, index++) {
-                if (kopt_cuda_kernel_of_(groups[g].opt, &groups[g].tensors[i]) != kernel) continue;
-                kopt_cuda_describe_(&tensor[index], groups[g].opt, &groups[g].tensors[i]);
-                tensor[index].natural = kopt_cuda_natural_(groups[g].opt, &groups[g].tensors[i]) != 0;
-                tensor[index].group = (uint32_t)g;
-                tensor[index].first_task = tasks;
-                for (k = kopt_cuda_tasks_(&tensor[index], p.width_); k > 0; k--) task[tasks++] = (uint32_t)index;
+                const uint32_t at = next[kernels[groups[g].tensors[i].copy != NULL] + (pass == 0)]++;
+                if (pass == 0) continue;
+                kopt_cuda_describe_(&tensor[at], opt, &groups[g].tensors[i]);
+                tensor[at].group = (uint32_t)g;
+                if (kopt_cuda_stable_(opt)) tensor[at].ratio_plus_1 = ++stable;
+                slot[index] = at;
             }
-    }
-    p.first_[KOPT_CUDA_KERNELS_] = tasks;
-    for (g = 0, index = 0; g < count; g++) /* in the order of the list, which is the same on all GPUs */
-        for (i = 0; i < groups[g].count; i++, index++) {
-            if (!kopt_cuda_stable_(groups[g].opt)) continue;
-            tensor[index].ratio_plus_1 = ++stable;
-            tensor[index].first_round = rounds;
-            for (k = kopt_cuda_rounds_(groups[g].tensors[i].n); k > 0; k--) round[rounds++] = (uint32_t)index;
         }
+        for (kernel = 0; pass == 0 && kernel < KOPT_CUDA_KERNELS_; kernel++) next[kernel + 1] += next[kernel];
+    }
+    for (kernel = 0, index = 0; kernel < KOPT_CUDA_KERNELS_; kernel++)
+        for (p.first_[kernel] = tasks; index < next[kernel]; index++) {
+            const kopt_cuda_tensor_ *const t = &tensor[index];
+            task[index] = tasks;
+            task[p.tensors_ + index] = rounds;
+            if (t->end != t->pad) tasks += (uint32_t)((t->end + p.width_ - 1) / p.width_);
+            if (t->ratio_plus_1 != 0) rounds += (uint32_t)((t->end - t->pad + KOPT_ROUND_ - 1) / KOPT_ROUND_);
+        }
+    p.first_[KOPT_CUDA_KERNELS_] = tasks;
+    p.rounds_ = rounds;
     *plan = p;
     return KOPT_OK;
 }
@@ -2860,398 +1879,286 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
     if (plan == NULL || device == NULL || bytes == NULL) return KOPT_ERROR_NULL;
     if (((uintptr_t)device & 15) != 0) return KOPT_ERROR_OPTION;
     result = kopt_cuda_refuse_capture_(stream);
-    if (result == KOPT_OK) result = kopt_cuda_copy_(device, bytes, plan->size, stream);
+    if (result == KOPT_OK) result = kopt_cuda_copy_(device, bytes, plan->size, cudaMemcpyHostToDevice, stream);
     if (result == KOPT_OK) plan->device = device;
     return result;
 }
 
-static kopt_cuda_group_ *kopt_cuda_groups_(const kopt_cuda_plan *plan) {
-    return (kopt_cuda_group_ *)((kopt_byte_ *)plan->device + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
-}
-
-static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t count) {
-    kopt_byte_ *const base = (kopt_byte_ *)plan->device;
-    kopt_cuda_arguments_ a;
+/* The tasks from `first` on. All pointers are NULL if the plan is not on the GPU. */
+static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t end) {
+    kopt_cuda_arguments_ a = {};
+    kopt_byte_ *const base = plan == NULL ? NULL : (kopt_byte_ *)plan->device;
+    if (base == NULL) return a;
     a.control = (kopt_cuda_control_ *)base;
-    a.groups = kopt_cuda_groups_(plan);
+    a.groups = (kopt_cuda_group_ *)(base + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
     a.tensors = (kopt_cuda_tensor_ *)(base + plan->at_tensors_);
-    a.tasks = (const uint32_t *)(base + plan->at_tasks_);
+    a.first_task = (const uint32_t *)(base + plan->at_tasks_);
+    a.first_round = a.first_task + plan->tensors_;
+    a.tensor_count = plan->tensors_;
     a.first = first;
-    a.count = count;
+    a.count = end - first;
     a.width = plan->width_;
-    a.grad_format = plan->grad_format_;
-    a.ratios = (kopt_cuda_ratio_ *)(base + plan->at_ratios_);
-    a.rounds = (const uint32_t *)(base + plan->at_rounds_);
-    a.round_count = plan->rounds_;
+    a.ratios = (kopt_norm *)(base + plan->at_ratios_);
     return a;
 }
 
-static uint32_t kopt_cuda_tensors_(const kopt_cuda_plan *plan) {
-    return (uint32_t)((plan->at_tasks_ - plan->at_tensors_) / sizeof(kopt_cuda_tensor_));
-}
-
-static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t tasks, uint32_t limit) {
-    uint32_t blocks = (tasks + KOPT_WARPS_ - 1) / KOPT_WARPS_;
-    if (limit != 0 && blocks > limit) blocks = limit;
+static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t blocks) {
     if (plan->blocks != 0 && blocks > plan->blocks) blocks = plan->blocks;
     return blocks == 0 ? 1 : blocks;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_begin(const kopt_cuda_plan *plan, void *stream) {
-    kopt_cuda_arguments_ a;
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream) {
+    kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
     kopt_result result;
-    uint32_t blocks, resident;
-    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
-    result =
-        kopt_cuda_launch_prologue_((kopt_cuda_control_ *)plan->device, kopt_cuda_groups_(plan), plan->groups_, stream);
-    if (result != KOPT_OK || plan->stable_ == 0) return result;
-    a = kopt_cuda_arguments_of_(plan, 0, 0);
-    resident = kopt_cuda_resident_(KOPT_CUDA_MEASURE_);
-    blocks = a.round_count == 0 ? 1 : a.round_count < resident ? a.round_count : resident;
-    if (plan->blocks != 0 && blocks > plan->blocks) blocks = plan->blocks;
-    return kopt_cuda_launch_measure_(&a, plan->stable_ * sizeof(kopt_cuda_ratio_), blocks, stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step_end(const kopt_cuda_plan *plan, void *stream) {
-    kopt_result result = KOPT_OK;
-    int kernel;
-    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
-    if (plan->stable_ != 0) {
-        kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
-        result = kopt_cuda_launch_factors_(&a, kopt_cuda_tensors_(plan), stream);
+    uint32_t kernel;
+    if (a.control == NULL) return KOPT_ERROR_NULL;
+    result = kopt_cuda_launch_(kopt_cuda_prologue_kernel_, a, 1, KOPT_PROLOGUE_THREADS_, stream);
+    if (result == KOPT_OK && plan->stable_ != 0) {
+        const void *const kernel = reinterpret_cast<const void *>(kopt_cuda_measure_kernel_);
+        a.count = plan->rounds_;
+        result = kopt_cuda_clear_memory_(a.ratios, plan->stable_ * sizeof(kopt_norm), stream);
+        if (result == KOPT_OK)
+            result =
+                kopt_cuda_launch_(kopt_cuda_measure_kernel_, a,
+                                  kopt_cuda_blocks_(plan, kopt_cuda_resident_(kernel, a.count)), KOPT_THREADS_, stream);
+        if (result == KOPT_OK)
+            result = kopt_cuda_launch_(kopt_cuda_factor_kernel_, a,
+                                       (plan->tensors_ + KOPT_THREADS_ - 1) / KOPT_THREADS_, KOPT_THREADS_, stream);
     }
-    for (kernel = 0; kernel < KOPT_CUDA_KERNELS_ && result == KOPT_OK; kernel++) {
-        kopt_cuda_arguments_ a =
-            kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1] - plan->first_[kernel]);
-        if (a.count != 0) result = kopt_cuda_launch_step_(kernel, &a, kopt_cuda_blocks_(plan, a.count, 0), stream);
+    for (kernel = 0; kernel < sizeof kopt_cuda_kernels_ / sizeof *kopt_cuda_kernels_ && result == KOPT_OK; kernel++) {
+        a = kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1]);
+        if (a.count != 0)
+            result = kopt_cuda_launch_(kopt_cuda_kernels_[kernel].kernel, a,
+                                       kopt_cuda_blocks_(plan, (a.count + KOPT_WARPS_ - 1) / KOPT_WARPS_),
+                                       KOPT_THREADS_, stream);
     }
     return result;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream) {
-    const kopt_result result = kopt_cuda_plan_step_begin(plan, stream);
-    return result == KOPT_OK ? kopt_cuda_plan_step_end(plan, stream) : result;
-}
-
-KOPT_CUDA_API_ uint64_t *kopt_cuda_plan_ratios(const kopt_cuda_plan *plan, size_t *words) {
-    if (words != NULL) *words = 0;
-    if (plan == NULL || plan->device == NULL) return NULL;
-    if (words != NULL) *words = plan->stable_ * (sizeof(kopt_cuda_ratio_) / 8);
-    return (uint64_t *)((kopt_byte_ *)plan->device + plan->at_ratios_);
-}
-
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream) {
-    kopt_cuda_arguments_ a;
-    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
-    a = kopt_cuda_arguments_of_(plan, 0, plan->first_[KOPT_CUDA_KERNELS_]);
-    return kopt_cuda_launch_stats_(&a, kopt_cuda_blocks_(plan, a.count, kopt_cuda_resident_(KOPT_CUDA_STATS_)), stream);
+    kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, plan == NULL ? 0 : plan->first_[KOPT_CUDA_KERNELS_]);
+    void (*kernel)(kopt_cuda_arguments_);
+    uint32_t blocks;
+    kopt_result result;
+    if (a.control == NULL) return KOPT_ERROR_NULL;
+    kernel = plan->grad_format_ == KOPT_BF16   ? kopt_cuda_stats_kernel_<KOPT_BF16>
+             : plan->grad_format_ == KOPT_FP16 ? kopt_cuda_stats_kernel_<KOPT_FP16>
+                                               : kopt_cuda_stats_kernel_<3>;
+    blocks = kopt_cuda_resident_(reinterpret_cast<const void *>(kernel), (a.count + KOPT_WARPS_ - 1) / KOPT_WARPS_);
+    result = kopt_cuda_clear_memory_(
+        &a.control->norm, offsetof(kopt_cuda_control_, arrived) + 4 - offsetof(kopt_cuda_control_, norm), stream);
+    return result == KOPT_OK ? kopt_cuda_launch_(kernel, a, kopt_cuda_blocks_(plan, blocks), KOPT_THREADS_, stream)
+                             : result;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
+                                                     const kopt_tensor *tensors, void *stream) {
+    const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
+    kopt_cuda_moves_ m;
+    kopt_result result = KOPT_OK;
+    size_t i;
+    if (a.control == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
+    if (first > plan->tensors_ || count > plan->tensors_ - first) return KOPT_ERROR_BOUNDS;
+    for (i = 0; i < count; i++)
+        if (tensors[i].n != 0 && (tensors[i].weight == NULL || tensors[i].grad == NULL)) return KOPT_ERROR_NULL;
+    m.control = a.control;
+    m.tensors = a.tensors;
+    m.slots = a.first_round + plan->tensors_;
+    for (i = 0; i < count && result == KOPT_OK; i += m.count) {
+        uint32_t k;
+        m.first = (uint32_t)(first + i);
+        m.count = count - i < KOPT_CUDA_MOVES_ ? (uint32_t)(count - i) : KOPT_CUDA_MOVES_;
+        for (k = 0; k < m.count; k++) {
+            m.to[k].weight = tensors[i + k].weight;
+            m.to[k].grad = tensors[i + k].grad;
+            m.to[k].state = tensors[i + k].state;
+            m.to[k].copy = tensors[i + k].copy;
+            m.to[k].n = tensors[i + k].n;
+        }
+        result = kopt_cuda_launch_(kopt_cuda_move_kernel_, m, 1, KOPT_CUDA_MOVES_, stream);
+    }
+    return result;
 }
 
 static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int which) {
-    kopt_cuda_setting_ s;
-    s.control = (kopt_cuda_control_ *)plan->device;
-    s.group = kopt_cuda_groups_(plan);
-    s.options.check_finite = 0;
-    s.options.max_norm = 0;
-    s.options.lr = s.options.loss_scale = s.options.found_inf = NULL;
-    s.opt = kopt_sgd(0, 0);
-    s.step = 0;
+    const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
+    kopt_cuda_setting_ s = {};
+    s.control = a.control;
+    s.group = a.groups;
     s.which = which;
     return s;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                       void *stream) {
-    kopt_cuda_setting_ s;
-    if (plan == NULL || plan->device == NULL || options == NULL) return KOPT_ERROR_NULL;
-    if (!kopt_within_(options->max_norm, 0, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu))) return KOPT_ERROR_RANGE;
-    s = kopt_cuda_setting_of_(plan, 0);
+    kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 0);
+    if (s.control == NULL || options == NULL) return KOPT_ERROR_NULL;
+    if (!kopt_from_0_to_(options->max_norm, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu))) return KOPT_ERROR_RANGE;
     s.options = *options;
-    return kopt_cuda_launch_setting_(&s, stream);
+    return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
                                                         const kopt_optimizer *opt, void *stream) {
-    kopt_cuda_setting_ s;
-    kopt_result result = kopt_cuda_check_options_(opt);
+    kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 1);
+    const kopt_result result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
+    if (s.control == NULL) return KOPT_ERROR_NULL;
     if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
-    s = kopt_cuda_setting_of_(plan, 1);
     s.group += group;
     s.opt = *opt;
-    return kopt_cuda_launch_setting_(&s, stream);
+    return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream) {
-    kopt_cuda_setting_ s;
-    if (plan == NULL || plan->device == NULL) return KOPT_ERROR_NULL;
-    s = kopt_cuda_setting_of_(plan, 2);
+    kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 2);
+    if (s.control == NULL) return KOPT_ERROR_NULL;
     s.step = step;
-    return kopt_cuda_launch_setting_(&s, stream);
+    return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
 }
 
 KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, size_t group) {
-    if (plan == NULL || plan->device == NULL || group >= plan->groups_) return NULL;
-    return &kopt_cuda_groups_(plan)[group].opt.step;
+    const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
+    return a.control == NULL || group >= plan->groups_ ? NULL : &a.groups[group].opt.step;
 }
 
 KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan) {
-    if (plan == NULL || plan->device == NULL) return NULL;
-    return &((const kopt_cuda_control_ *)plan->device)->status;
+    const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
+    return a.control == NULL ? NULL : &a.control->status;
 }
 
 KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t *words) {
-    if (words != NULL) *words = 0;
-    if (plan == NULL || plan->device == NULL) return NULL;
-    if (words != NULL) *words = sizeof(kopt_norm) / 8;
-    return &((kopt_cuda_control_ *)plan->device)->norm;
+    const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
+    if (words != NULL) *words = a.control == NULL ? 0 : sizeof(kopt_norm) / 8;
+    return a.control == NULL ? NULL : &a.control->norm;
+}
+
+/* The checks of kopt_state_init(): the fp32 weights are in place of a gradient, unless they are the copy. */
+static kopt_result kopt_cuda_check_init_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
+                                         const float *weights) {
+    kopt_result result = kopt_check_options_(opt);
+    kopt_tensor with;
+    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
+    if (result != KOPT_OK) return result;
+    *layout = kopt_layout_for_(opt, t->n);
+    with = *t;
+    with.grad = const_cast<float *>(weights);
+    with.grad_format = KOPT_F32;
+    return kopt_check_memory_(&with, layout, weights != NULL && !(weights == t->copy && t->copy_format == KOPT_F32));
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
                                                 void *stream) {
     kopt_layout_ layout;
-    kopt_cuda_init_ k;
-    kopt_byte_ header[KOPT_HEADER_];
-    size_t i;
-    kopt_result result = kopt_check_init_(opt, t, weights, &layout);
+    kopt_cuda_init_ k = {};
+    kopt_result result = kopt_cuda_check_init_(&layout, opt, t, weights);
     if (result != KOPT_OK || t->n == 0) return result;
     result = kopt_cuda_refuse_capture_(stream);
+    if (result == KOPT_OK && layout.total != 0) result = kopt_cuda_clear_memory_(t->state, layout.total, stream);
     if (result != KOPT_OK) return result;
-    k.state = layout.total == 0 ? NULL : (kopt_byte_ *)t->state;
-    k.weight = (kopt_byte_ *)t->weight;
-    k.copy = (kopt_byte_ *)t->copy;
+    kopt_cuda_describe_(&k.tensor, opt, t);
     k.weights = (const kopt_byte_ *)weights;
-    k.residual_size = kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
-    k.residual = k.residual_size == 0 ? NULL : k.state + layout.residual;
-    k.slow = k.slow_residual = NULL;
-    if (opt->rule == KOPT_RANGER && k.state != NULL) {
-        k.slow = k.state + layout.slow;
-        if (k.residual_size != 0) k.slow_residual = k.state + layout.slow_residual;
-    }
-    k.n = t->n;
     k.format = opt->weight_format;
-    k.copy_format = t->copy_format;
     k.rounding = opt->rounding;
-    if (k.state != NULL) {
-        kopt_make_open_header_(header, opt, t->id, t->n, t->first_index);
-        for (i = 0; i < KOPT_HEADER_ / 4; i++) k.header[i] = kopt_load32_(header + 4 * i);
-    }
-    return kopt_cuda_launch_init_(&k, layout.total, stream);
+    k.fresh = 1;
+    if (layout.total == 0) k.tensor.state = NULL;
+    kopt_make_header_(k.header, opt, t->id, t->n, t->first_index);
+    return kopt_cuda_launch_(kopt_cuda_init_kernel_, k, kopt_cuda_grid_(t->n), KOPT_THREADS_, stream);
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, const kopt_tensor *t,
-                                                void *block, size_t size, void *stream) {
-    kopt_byte_ *const to = (kopt_byte_ *)block;
-    const kopt_optimizer *opt; /* on the GPU */
-    kopt_result result;
-    if (plan == NULL || plan->device == NULL || t == NULL) return KOPT_ERROR_NULL;
-    if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
-    if (size == 0) return KOPT_OK;
-    if (block == NULL || t->state == NULL) return KOPT_ERROR_NULL;
-    if (size < KOPT_HEADER_ || size > t->state_size) return KOPT_ERROR_SIZE;
-    if (kopt_overlap_(block, size, t->state, size)) return KOPT_ERROR_OVERLAP;
-    opt = &kopt_cuda_groups_(plan)[group].opt;
-    result = kopt_cuda_copy_back_(block, t->state, size, stream);
-    if (result == KOPT_OK) result = kopt_cuda_copy_back_(to + 32, &opt->seed, 8, stream); /* as in a sealed block */
-    return result == KOPT_OK ? kopt_cuda_copy_back_(to + 40, &opt->step, 4, stream) : result;
+/* Does the host have a tensor of the same description? */
+static kopt_result kopt_cuda_check_twin_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
+                                         const kopt_tensor *host) {
+    kopt_result result = kopt_cuda_check_init_(layout, opt, host, NULL);
+    if (result == KOPT_OK) result = kopt_cuda_check_init_(layout, opt, t, NULL);
+    if (result != KOPT_OK) return result;
+    if (host->n != t->n || host->id != t->id || host->first_index != t->first_index) return KOPT_ERROR_MISMATCH;
+    return kopt_overlap_(host->weight, t->n * layout->weight_bytes, t->weight, t->n * layout->weight_bytes) ||
+                   kopt_overlap_(host->state, layout->total, t->state, layout->total)
+               ? KOPT_ERROR_OVERLAP
+               : KOPT_OK;
 }
 
-/* The tensor with its block in host memory. The functions that take it read no other memory of the tensor. */
-static kopt_tensor kopt_cuda_on_host_(const kopt_tensor *t, void *block, size_t size) {
-    kopt_tensor host = *t;
-    host.state = block;
-    host.state_size = size;
-    host.copy = NULL;
-    return host;
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_state_seal(const kopt_optimizer *opt, const kopt_tensor *t, void *block,
-                                                size_t size) {
-    const kopt_byte_ *const h = (const kopt_byte_ *)block;
-    kopt_optimizer saved;
-    kopt_tensor host;
-    kopt_result result;
-    if (opt == NULL || t == NULL) return KOPT_ERROR_NULL;
-    host = kopt_cuda_on_host_(t, block, size);
-    result = kopt_check_state_(opt, &host, 0);
-    if (result != KOPT_OK || kopt_state_size(opt, t->n) == 0) return result;
-    saved = *opt;
-    saved.seed = kopt_load_le64_(h + 32);
-    saved.step = kopt_load_le32_(h + 40);
-    return kopt_state_seal(&saved, &host);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(kopt_optimizer *opt, const kopt_tensor *t, void *block, size_t size,
-                                                void *stream) {
-    kopt_optimizer opened;
-    kopt_tensor host;
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, kopt_optimizer *opt,
+                                                const kopt_tensor *t, const kopt_tensor *host, void *stream) {
+    const uint32_t *const step = kopt_cuda_plan_steps(plan, group);
     kopt_layout_ layout;
-    kopt_result result = kopt_check_init_(opt, t, NULL, &layout);
+    kopt_result result = kopt_cuda_check_twin_(&layout, opt, t, host);
+    if (result != KOPT_OK) return result;
+    if (step == NULL) return plan == NULL || plan->device == NULL ? KOPT_ERROR_NULL : KOPT_ERROR_BOUNDS;
+    result = kopt_cuda_copy_(&opt->step, step, 4, cudaMemcpyDeviceToHost, stream);
+    if (result == KOPT_OK && t->n != 0)
+        result = kopt_cuda_copy_(host->weight, t->weight, t->n * layout.weight_bytes, cudaMemcpyDeviceToHost, stream);
+    return result == KOPT_OK && t->n != 0 && layout.total != 0
+               ? kopt_cuda_copy_(host->state, t->state, layout.total, cudaMemcpyDeviceToHost, stream)
+               : result;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const kopt_tensor *t,
+                                                const kopt_tensor *host, void *stream) {
+    kopt_cuda_init_ k = {};
+    kopt_layout_ layout;
+    kopt_result result = kopt_cuda_check_twin_(&layout, opt, t, host);
+    if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host);
     if (result != KOPT_OK || t->n == 0) return result;
-    if (kopt_overlap_(block, size, t->state, layout.total)) return KOPT_ERROR_OVERLAP;
     result = kopt_cuda_refuse_capture_(stream);
-    if (result != KOPT_OK) return result;
-    opened = *opt;
-    host = kopt_cuda_on_host_(t, block, size);
-    result = kopt_state_open(&opened, &host);
-    if (result != KOPT_OK) return result;
-    if (layout.total != 0) result = kopt_cuda_copy_(t->state, block, layout.total, stream);
-    if (result == KOPT_OK && t->copy != NULL)
-        result = kopt_cuda_convert(t->copy, t->copy_format, t->weight, opt->weight_format, t->n, stream);
     if (result == KOPT_OK)
-        *opt = opened;
-    else if (layout.total != 0 && kopt_state_seal(&opened, &host) != KOPT_OK)
-        return KOPT_ERROR_STATE; /* cannot be: it was opened a moment ago */
-    return result;
+        result = kopt_cuda_copy_(t->weight, host->weight, t->n * layout.weight_bytes, cudaMemcpyHostToDevice, stream);
+    if (result == KOPT_OK && layout.total != 0)
+        result = kopt_cuda_copy_(t->state, host->state, layout.total, cudaMemcpyHostToDevice, stream);
+    if (result != KOPT_OK || t->copy == NULL) return result;
+    kopt_cuda_describe_(&k.tensor, opt, t);
+    k.format = opt->weight_format;
+    return kopt_cuda_launch_(kopt_cuda_init_kernel_, k, kopt_cuda_grid_(t->n), KOPT_THREADS_, stream);
 }
 
-static kopt_result kopt_cuda_convert_run_(kopt_conversion_ *c, void *dst, const void *src, void *stream) {
-    if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (c->n == 0) return KOPT_OK;
-    if (dst == NULL || src == NULL) return KOPT_ERROR_NULL;
-    if (kopt_overlap_(dst, c->n * kopt_bytes_of_(c->dst_format), src, c->n * kopt_bytes_of_(c->src_format)))
-        return KOPT_ERROR_OVERLAP;
-    c->dst = (kopt_byte_ *)dst;
-    c->src = (const kopt_byte_ *)src;
-    return kopt_cuda_launch_convert_(c, c->n, kopt_cuda_pad_(dst, kopt_bytes_of_(c->dst_format)), stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
-                                             size_t n, void *stream) {
-    kopt_conversion_ c;
-    c.dst_format = dst_format;
-    c.src_format = src_format;
-    c.n = n;
-    c.stochastic = 0;
-    c.seed = c.first = 0;
-    c.step = c.id = 0;
-    return kopt_cuda_convert_run_(&c, dst, src, stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                                        kopt_format src_format, size_t n, kopt_random_key key,
-                                                        void *stream) {
-    kopt_conversion_ c;
-    c.dst_format = dst_format;
-    c.src_format = src_format;
-    c.n = n;
-    c.stochastic = 1;
-    c.seed = key.seed;
-    c.first = key.first_index;
-    c.step = key.step;
-    c.id = key.id;
-    return kopt_cuda_convert_run_(&c, dst, src, stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
-                                              kopt_format grad_format, uint32_t *steps, void *stream) {
-    kopt_result result = kopt_check_compressor_(c, out, out_size, grad, grad_format);
-    kopt_cuda_compression_ k;
-    if (result != KOPT_OK) return result;
-    k.c = *c;
-    k.c.step++;
-    k.out = (kopt_byte_ *)out;
-    k.grad = (const kopt_byte_ *)grad;
-    k.grad_format = grad_format;
-    k.steps = steps;
-    result = kopt_cuda_launch_compress_(&k, stream);
-    if (result == KOPT_OK && steps == NULL) c->step++;
-    return result;
-}
-
-static float kopt_cuda_rounded_(double scale) {
-    kopt_environment_ environment;
-    float rounded;
-    kopt_enter_(&environment);
-    rounded = kopt_to_float_(kopt_to_f64_(scale));
-    kopt_leave_(&environment);
-    return rounded;
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
-                                                    kopt_format code, size_t n, double scale, void *stream) {
-    kopt_result result = kopt_check_array_(sum, format, n);
-    size_t in_bytes;
-    kopt_cuda_sum_ k;
-    if (result != KOPT_OK) return result;
-    if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
-    if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
-    in_bytes = kopt_code_bytes_(code, n);
-    if (in == NULL && in_bytes != 0) return KOPT_ERROR_NULL;
-    if (in_size < in_bytes) return KOPT_ERROR_SIZE;
-    if (kopt_overlap_(sum, n * kopt_bytes_of_(format), in, in_bytes)) return KOPT_ERROR_OVERLAP;
-    if (n == 0) return KOPT_OK;
-    k.to = (kopt_byte_ *)sum;
-    k.from = (const kopt_byte_ *)in;
-    k.to_format = format;
-    k.from_format = code;
-    k.n = n;
-    k.stride = k.count = 0;
-    k.scale = kopt_cuda_rounded_(scale);
-    return kopt_cuda_launch_decompress_(&k, n, 0, stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_reduce(void *out, kopt_format out_format, const void *shards, size_t stride,
-                                            size_t count, kopt_format format, size_t n, double scale, void *stream) {
-    const kopt_byte_ *const from = (const kopt_byte_ *)shards;
-    kopt_result result = kopt_check_array_(out, out_format, n);
-    size_t k;
-    kopt_cuda_sum_ sum;
-    if (result == KOPT_OK) result = kopt_check_array_(shards, format, n);
-    if (result != KOPT_OK) return result;
-    if (count == 0 || !kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
-    if (!kopt_n_valid_(count) || !kopt_n_valid_(stride)) return KOPT_ERROR_BOUNDS;
-    if (stride != 0 && count - 1 > ~(size_t)0 / 32 / stride) return KOPT_ERROR_BOUNDS;
-    if (count > 1 && stride < n) return KOPT_ERROR_OVERLAP;
-    if (n == 0) return KOPT_OK;
-    for (k = 0; k < count; k++) {
-        const kopt_byte_ *const shard = from + k * stride * kopt_bytes_of_(format);
-        if (shard == out && format == out_format) continue;
-        if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shard, n * kopt_bytes_of_(format)))
-            return KOPT_ERROR_OVERLAP;
-    }
-    sum.to = (kopt_byte_ *)out;
-    sum.from = from;
-    sum.to_format = out_format;
-    sum.from_format = format;
-    sum.n = n;
-    sum.stride = stride * kopt_bytes_of_(format);
-    sum.count = count;
-    sum.scale = kopt_cuda_rounded_(scale);
-    return kopt_cuda_launch_reduce_(&sum, n, kopt_cuda_pad_(out, kopt_bytes_of_(out_format)), stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_clip_value(void *x, kopt_format format, size_t n, double limit, void *stream) {
-    kopt_result result = kopt_check_array_(x, format, n);
-    kopt_tool_ t;
-    if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
-    if (result != KOPT_OK || n == 0) return result;
-    t.dst = (kopt_byte_ *)x;
-    t.dst_format = format;
-    return kopt_cuda_launch_clip_(&t, n, kopt_cuda_pad_(x, kopt_bytes_of_(format)), stream);
+/* What both calls need. The residual is in place of a state block. */
+static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator *a, void *grad,
+                                                          kopt_format grad_format, const uint32_t *counts) {
+    kopt_cuda_accumulation_ k = {};
+    k.tensor.weight_size = (uint8_t)kopt_bytes_of_(a->format);
+    k.tensor.residual_size = (uint8_t)kopt_bytes_of_residual_(a->format, a->rounding);
+    if (k.tensor.residual_size != 0) k.tensor.residual = k.tensor.state = (kopt_byte_ *)a->residual;
+    k.tensor.grad_format = (uint8_t)grad_format;
+    k.tensor.id = a->id;
+    k.tensor.rate_scale = 1;
+    kopt_cuda_span_(&k.tensor, a->first_index, a->n, 7);
+    kopt_cuda_place_(&k.tensor, a->sum, grad, k.tensor.state, NULL);
+    k.step.rule = KOPT_SGD;
+    k.step.weight_format = k.step.moment_format = a->format;
+    k.step.rounding = a->format == KOPT_F32 ? KOPT_NEAREST : a->rounding;
+    k.step.moment_rounding = k.step.compensation_rounding = a->compensation_rounding;
+    k.step.seed = a->seed;
+    k.step.step = a->step + 1;
+    k.count = a->count;
+    k.counts = counts;
+    return k;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
                                                 double scale, uint32_t *counts, void *stream) {
     kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
+    kopt_environment_ environment;
     kopt_cuda_accumulation_ k;
+    kopt_cuda_setting_ s = {};
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (counts == NULL && (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu)) return KOPT_ERROR_STEP;
-    k.a = *a;
-    k.a.step++;
-    k.grad = (const kopt_byte_ *)grad;
-    k.out = NULL;
-    k.counts = counts;
-    k.grad_format = grad_format;
-    k.scale = kopt_as_f32_(kopt_as_u32_(kopt_cuda_rounded_(scale)) ^ 0x80000000u);
+    k = kopt_cuda_accumulation_of_(a, const_cast<void *>(grad), grad_format, counts);
+    kopt_enter_(&environment);
+    k.step.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
+    kopt_leave_(&environment);
     if (a->n != 0)
-        result = kopt_cuda_launch_accumulate_(&k, a->n, kopt_cuda_pad_(a->sum, kopt_bytes_of_(a->format)), stream);
-    if (result == KOPT_OK && counts != NULL) return kopt_cuda_launch_count_(counts, 2, stream);
+        result = kopt_cuda_launch_(a->format == KOPT_F32       ? kopt_cuda_accumulate_kernel_<KOPT_F32, KOPT_NEAREST>
+                                   : a->format == KOPT_FP16    ? kopt_cuda_accumulate_kernel_<KOPT_FP16, -1>
+                                   : a->rounding == KOPT_KAHAN ? kopt_cuda_accumulate_kernel_<KOPT_BF16, KOPT_KAHAN>
+                                                               : kopt_cuda_accumulate_kernel_<KOPT_BF16, -1>,
+                                   k, kopt_cuda_grid_(k.tensor.end / 8 + 1), KOPT_THREADS_, stream);
+    s.counts = counts;
+    s.which = 3;
+    if (result == KOPT_OK && counts != NULL) return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
     if (result != KOPT_OK) return result;
     a->step++;
     a->count++;
@@ -3264,89 +2171,14 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a,
     kopt_cuda_accumulation_ k;
     if (result != KOPT_OK || a->n == 0) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
-    k.a = *a;
-    k.grad = NULL;
+    k = kopt_cuda_accumulation_of_(a, NULL, KOPT_F32, counts);
     k.out = (kopt_byte_ *)out;
-    k.counts = counts;
-    k.grad_format = KOPT_F32;
-    k.scale = 1;
-    return kopt_cuda_launch_read_sum_(&k, a->n, kopt_cuda_pad_(out, 4), stream);
+    return kopt_cuda_launch_(kopt_cuda_read_kernel_, k, kopt_cuda_grid_(a->n), KOPT_THREADS_, stream);
 }
-
-#ifdef KAHAN_OPT_VMATH
-static kopt_cuda_function_ kopt_cuda_function_of_(void *out, void *out2, const void *x, const void *y) {
-    kopt_cuda_function_ k;
-    k.out = (kopt_byte_ *)out;
-    k.out2 = (kopt_byte_ *)out2;
-    k.x = (const kopt_byte_ *)x;
-    k.y = (const kopt_byte_ *)y;
-    return k;
-}
-
-#define KOPT_CUDA_UNARY_(name)                                                                                  \
-    KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_##name(float *out, const float *x, size_t n, void *stream) {     \
-        kopt_cuda_function_ k = kopt_cuda_function_of_(out, NULL, x, NULL);                                     \
-        const kopt_result result = kopt_vmath_check_(out, x, x, n, 4);                                          \
-        return result != KOPT_OK || n == 0 ? result                                                             \
-                                           : kopt_cuda_launch_##name##_(&k, n, kopt_cuda_pad_(out, 4), stream); \
-    }
-KOPT_CUDA_UNARY_(exp)
-KOPT_CUDA_UNARY_(log)
-KOPT_CUDA_UNARY_(tanh)
-KOPT_CUDA_UNARY_(erf)
-KOPT_CUDA_UNARY_(erfc)
-#undef KOPT_CUDA_UNARY_
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_atan2(float *out, const float *y, const float *x, size_t n, void *stream) {
-    kopt_cuda_function_ k = kopt_cuda_function_of_(out, NULL, y, x);
-    const kopt_result result = kopt_vmath_check_(out, y, x, n, 4);
-    if (result != KOPT_OK || n == 0) return result;
-    return kopt_cuda_launch_atan2_(&k, n, kopt_cuda_pad_(out, 4), stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n,
-                                                    void *stream) {
-    kopt_cuda_function_ k = kopt_cuda_function_of_(sine, cosine, x, NULL);
-    kopt_result result = kopt_vmath_check_(sine, x, x, n, 4);
-    if (result == KOPT_OK) result = kopt_vmath_check_(cosine, x, x, n, 4);
-    if (result == KOPT_OK && n != 0 && kopt_overlap_(sine, n * 4, cosine, n * 4)) result = KOPT_ERROR_OVERLAP;
-    if (result != KOPT_OK || n == 0) return result;
-    return kopt_cuda_launch_sincospi_(&k, n, kopt_cuda_pad_(sine, 4), stream);
-}
-
-/* y: NULL, or the factor of each result. */
-static kopt_result kopt_cuda_map_run_(kopt_function f, void *out, const void *y, const void *x, kopt_format format,
-                                      size_t n, void *stream) {
-    kopt_cuda_map_ k;
-    unsigned count, i;
-    const uint32_t *const patches = kopt_map_exceptions_(f, format, &count);
-    k.arrays = kopt_cuda_function_of_(out, NULL, x, y);
-    k.f = f;
-    k.format = format;
-    k.count = count;
-    for (i = 0; i < sizeof k.patches / 4; i++) k.patches[i] = i < count ? patches[i] : 0;
-    return kopt_cuda_launch_map_(&k, n, kopt_cuda_pad_(out, 2), stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n,
-                                         void *stream) {
-    const kopt_result result = kopt_map_check_(f, KOPT_GELU_TANH_SLOPE, out, x, x, format, n);
-    if (result != KOPT_OK || n == 0) return result;
-    return kopt_cuda_map_run_(f, out, NULL, x, format, n, stream);
-}
-
-KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, const void *dy, const void *x,
-                                                  kopt_format format, size_t n, void *stream) {
-    const kopt_result result = kopt_map_check_(f, KOPT_SOFTPLUS, dx, dy, x, format, n);
-    if (f == KOPT_LOG) return KOPT_ERROR_OPTION;
-    if (result != KOPT_OK || n == 0) return result;
-    return kopt_cuda_map_run_(kopt_slope_of_(f), dx, dy, x, format, n, stream);
-}
-#endif
 
 #endif /* KAHAN_OPT_CUDA_IMPLEMENTATION */
 
-#ifdef __CUDACC__
+#ifdef __NVCC__
 #pragma nv_diagnostic pop
 #endif
 
@@ -3356,7 +2188,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_map_backward(kopt_function f, void *dx, con
 /* VOCABULARY: one lane. Floating-point operations are PTX with .rn, so --use_fast_math, -ftz and -fmad change none.  */
 /* ================================================================================================================== */
 #define ISA_TARGET_ __device__
-#define LANES_ ((size_t)(1))
+#define LANES_ (size_t)1
 #if KOPT_PASS_ == KOPT_PASS_CUDA_
 #define ISA_ cuda
 #define ONE_LANE_ 1
@@ -3372,23 +2204,20 @@ typedef int vmask_;
 #if KOPT_PASS_ == KOPT_PASS_CUDA_
 #define F32_ "f" /* the letter of a vf32_ in asm */
 typedef float vf32_;
-FN_ vf32_ splat_(float x) { return x; }
-FN_ vf32_ add_(vf32_ a, vf32_ b) { return kopt_add_(a, b); }
-FN_ vf32_ sub_(vf32_ a, vf32_ b) { return kopt_sub_(a, b); }
-FN_ vf32_ mul_(vf32_ a, vf32_ b) { return kopt_mul_(a, b); }
-FN_ vf32_ div_(vf32_ a, vf32_ b) { return kopt_div_(a, b); }
-FN_ vf32_ sqrt_(vf32_ a) { return kopt_sqrt_(a); }
 FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 #else            /* a float is held as its bits, in a register without a type: a bitcast takes no instruction of PTX */
 #define F32_ "r"
 typedef uint32_t vf32_;
-FN_ vf32_ splat_(float x) { return kopt_as_u32_(x); }
-#define KOPT_BINARY_(name, operation)                                    \
-    FN_ vf32_ name(vf32_ a, vf32_ b) {                                   \
-        vf32_ r;                                                         \
-        asm(operation ".rn.f32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); \
-        return r;                                                        \
+FN_ vu32_ as_u32_(vf32_ a) { return a; }
+FN_ vf32_ as_f32_(vu32_ a) { return a; }
+#endif
+FN_ vf32_ splat_(float x) { return as_f32_(kopt_as_u32_(x)); }
+#define KOPT_BINARY_(name, operation)                                          \
+    FN_ vf32_ name(vf32_ a, vf32_ b) {                                         \
+        vf32_ r;                                                               \
+        asm(operation ".rn.f32 %0, %1, %2;" : "=" F32_(r) : F32_(a), F32_(b)); \
+        return r;                                                              \
     }
 KOPT_BINARY_(add_, "add")
 KOPT_BINARY_(sub_, "sub")
@@ -3397,18 +2226,15 @@ KOPT_BINARY_(div_, "div")
 #undef KOPT_BINARY_
 FN_ vf32_ sqrt_(vf32_ a) {
     vf32_ r;
-    asm("sqrt.rn.f32 %0, %1;" : "=r"(r) : "r"(a));
+    asm("sqrt.rn.f32 %0, %1;" : "=" F32_(r) : F32_(a));
     return r;
 }
-FN_ vu32_ as_u32_(vf32_ a) { return a; }
-FN_ vf32_ as_f32_(vu32_ a) { return a; }
-#endif
 FN_ vf32_ convert_f32_(vu32_ a) {
     vf32_ r;
     asm("cvt.rn.f32.s32 %0, %1;" : "=" F32_(r) : "r"(a));
     return r;
 }
-FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
+FN_ vu32_ K_(round_u32)(vf32_ a) { /* 0 <= a < 2^31 */
     vu32_ r;
     asm("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : F32_(a));
     return r;
@@ -3416,8 +2242,7 @@ FN_ vu32_ round_u32_(vf32_ a) { /* 0 <= a < 2^31 */
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
 #define OPERATORS_ 1
-FN_ vu32_ mul16_(vu32_ a, vu32_ b) { return (a * b & 0xFFFFu) | ((a >> 16) * (b >> 16) << 16); }
-FN_ void mulhilo_(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one product of 64 bits */
+FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one product of 64 bits */
     asm("{ .reg .u64 product; mul.wide.u32 product, %2, %3; mov.b64 {%0, %1}, product; }"
         : "=r"(*low), "=r"(*high)
         : "r"(a), "r"(b));
@@ -3433,7 +2258,8 @@ FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u; }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
-FN_ void store8_(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
+FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
+FN_ vu32_ block_of_lane_(void) { return 0; }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
     asm("cvt.f32.f16 %0, %1;" : "=" F32_(r) : "h"(static_cast<uint16_t>(a)));
@@ -3447,22 +2273,21 @@ FN_ vu32_ narrow_fp16_(vf32_ a) {
 #if KOPT_PASS_ == KOPT_PASS_CUDA_OCTET_
 FN_ vu32_ add16_(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper half stays 0 */
 FN_ vu32_ unpack_low16_(vu32_ a) { return a & 0xFFFFu; }
-FN_ vu32_ unpack_high16_(vu32_ a) { return a >> 16; }
+FN_ vu32_ K_(unpack_high16)(vu32_ a) { return a >> 16; }
 #define MIN_MAX_ 1
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return (vf32_)(min((int)a, (int)b)); }
-FN_ vf32_ max_(vf32_ a, vf32_ b) { return (vf32_)(max((int)a, (int)b)); }
+FN_ vf32_ K_(max)(vf32_ a, vf32_ b) { return (vf32_)(max((int)a, (int)b)); }
 #define IMAX_ 1
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return (vu32_)(max((int)a, (int)b)); }
 #define FLUSH_ 1
-FN_ vu32_ imin_(vu32_ a, vu32_ b) { return (vu32_)(min((int)a, (int)b)); }
-FN_ vf32_ flush_(vf32_ a) { /* the only operation that flushes */
+FN_ vu32_ K_(imin)(vu32_ a, vu32_ b) { return (vu32_)(min((int)a, (int)b)); }
+FN_ vf32_ K_(flush)(vf32_ a) { /* the only operation that flushes */
     vf32_ r;
     asm("add.rn.ftz.f32 %0, %1, 0f00000000;" : "=r"(r) : "r"(a));
     return r;
 }
 #define FP16_ 1
-FN_ vf32_ load_fp16_(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
-FN_ vf32_ round_fp16_(vf32_ a, vu32_ *stored) {
+FN_ vf32_ K_(round_fp16)(vf32_ a, vu32_ *stored) {
     *stored = narrow_fp16_(a);
     return widen_fp16_(*stored);
 }

@@ -12,6 +12,8 @@ all=
 for arch in 75 80 86 87 89 90 100 103 110 120; do
     case "$known" in *compute_$arch*) all="$all $arch" ;; esac
 done
+root=$(dirname "$(dirname "$(command -v $nvcc)")")
+root=$(readlink -f "$root")
 quick=
 [ "${1:-}" = quick ] && quick=yes && all="90 120"
 all=$(echo $all)
@@ -35,22 +37,28 @@ object() { # object NAME ARCHITECTURES
         -o $out/$name.o >$out/log 2>&1
     report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
     cp $out/log $out/$name.ptxas
-    awk -v source="$name" '
+    # step_kernel_<weight, moment, rounding, how>: the formats are 0 to 3 (fp32, bf16, fp16, 8 bits), how is 0 (Adam), 1
+    # (few) or 2 (any)
+    awk '
         /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
         /bytes stack frame/ { stack = $1; spill = $5 }
         /Used [0-9]+ registers/ {
             for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
             seen++
-            bulk = name !~ /prologue|setting|factor/ # kernels that process elements
-            if (bulk && (stack != 0 || spill != 0)) print arch, name, "stack", stack, "spills", spill
-            if (registers > (name ~ /general|_q8/ ? 128 : name ~ /p16_f32|f16_f32/ || source == "vmath" ? 96 : 80))
-                print arch, name, "registers", registers
-            if (name ~ /kopt_cuda_kahan_bf16_20/) hot++
+            usual = name ~ /step_kernel_.*ELi0EEv/
+            any = name ~ /step_kernel_.*ELi2EEv/
+            # of kernels that process elements, those of rare steps may spill a little
+            if (name !~ /prologue|setting|factor/ && (stack > (any ? 160 : 0) || spill > (any ? 160 : 0)))
+                print arch, name, "stack", stack, "spills", spill
+            limit = 128
+            if (usual) limit = name ~ /_ILi[0-2]ELi3E/ ? 108 : name ~ /_ILi2ELi0E/ ? 96 : 80
+            if (registers > limit) print arch, name, "registers", registers
+            if (name ~ /step_kernel_ILi1ELi1ELi2ELi0E/) hot++
         }
         END { print seen + 0, hot + 0 >"/dev/stderr" }' $out/$name.ptxas >$out/log 2>$out/seen
     test ! -s $out/log && [ "$(awk '{print $2}' $out/seen)" = "$(echo $archs | wc -w)" ]
     status=$? kernels=$(awk '{print $1}' $out/seen)
-    what="$name: no kernel spills or has a stack frame; those of 16 bits throughout have at most 80 registers"
+    what="$name: registers, spills and stack frames are within limits"
     report $status "$what ($kernels kernels looked at)"
 }
 object plain "$all"
@@ -97,13 +105,39 @@ for operation in add.rn.f32 sub.rn.f32 mul.rn.f32 div.rn.f32 sqrt.rn.f32 div.rn.
 done
 ! test -s $out/log
 report $? "PTX: has the operations that these checks look for"
-sed -n '/entry.*kopt_cuda_kahan_bf16_20/,/^}/p' $out/plain.ptx >$out/hot.ptx
+hot=kopt_cuda_step_kernel_ILi1ELi1ELi2ELi0E # AdamW, KAHAN, all in bf16
+sed -n "/entry.*$hot/,/^}/p" $out/plain.ptx >$out/hot.ptx
 awk '/\.rn\.f32/ { run = 0 } /ld.global.v4.u32/ { if (++run > most) most = run } END { exit most < 5 }' $out/hot.ptx
 report $? "PTX: an octet's loads, of five arrays, are issued before any is used"
 
+# Other compilers and ways to compile: clang, relocatable code, C++17 and C++20 give no warning; -G is refused.
+: >$out/texture_fetch_functions.h # CUDA 13 has none, and clang 19 includes it
+clang=
+for name in clang clang-19 clang-20; do
+    if [ -z "$clang" ] && command -v $name >/dev/null && echo '__global__ void f() {}' >$out/clang.cu &&
+        $name -x cuda -fsyntax-only --cuda-path="$root" --cuda-gpu-arch=sm_90 -I$out -Wno-unknown-cuda-version \
+            $out/clang.cu >/dev/null 2>&1; then clang=$name; fi
+done
+if [ -z "$clang" ]; then missing "no clang that compiles CUDA"; else
+    for source in plain vmath; do
+        $clang -x cuda -fsyntax-only --cuda-path="$root" --cuda-gpu-arch=sm_90 -I. -I$out -Wno-unknown-cuda-version \
+            -Wall -Werror $out/$source.cu >$out/log 2>&1
+        report $? "$source: $clang accepts it as CUDA, for the GPU and the host"
+    done
+fi
+{ # one kernel of each kind is enough for what only the front end sees
+    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(0, 2, -1, 2)'
+    cat $out/plain.cu
+} >$out/few.cu
+for flags in -std=c++17 "-std=c++20 -rdc=true"; do
+    $nvcc -I. $flags -O3 -Werror all-warnings -arch=compute_75 -c -o $out/few.o $out/few.cu >$out/log 2>&1
+    report $? "compiles with $flags"
+done
+$nvcc -I. -G -arch=sm_90 -ptx -o $out/other.full $out/plain.cu >$out/log 2>&1
+[ $? != 0 ] && grep -q 'use -lineinfo' $out/log
+report $? "nvcc -G is refused, in words"
+
 # 3. C links with the object and needs no C++ library; without a GPU every function returns a result code.
-root=$(dirname "$(dirname "$(command -v $nvcc)")")
-root=$(readlink -f "$root")
 linked() { "$@" "-L$root/lib64" "-L$root/lib" -lcudart_static -ldl -lrt -lpthread -lm; } # linked COMPILER WORD...
 nm -u $out/plain.o | grep -E '__cxa|_ZSt|_Znw|_Zdl|__gxx' >$out/log
 ! test -s $out/log
@@ -177,7 +211,6 @@ ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/cuda_st
 report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
 
 { # a mistake that must be seen: two registers of a load of 16 bytes, exchanged
-    hot=kopt_cuda_kahan_bf16_
     python3 tests/ptx.py --only $hot --swap $hot $out/plain.ptx $out/swapped.c &&
         from_c $out/swapped &&
         ${CC:-cc} -o $out/swapped $out/plain.test.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/swapped.o \
@@ -189,11 +222,26 @@ report $? "on the CPU: two registers of one wide load exchanged are seen"
 version=$($nvcc --version | sed -n 's/.*release [^,]*, /nvcc /p')
 ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/budget.o tests/cuda_budget.c >$out/log 2>&1 &&
     ${CC:-cc} -o $out/budget $out/budget.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
-    $out/budget "$version" >$out/log 2>&1
+    PTX_PROFILE=$out/profile $out/budget "$version" >$out/log 2>&1
 status=$?
 sed -n '/^# /p; s/^\(not ok\|ok\) [0-9]* - /#     /p' $out/log
 grep '^not ok' $out/log >$out/over
 mv $out/over $out/log
 [ $status = 0 ] && ! test -s $out/log
 report $? "PTX instructions are within the limits of tests/cuda_budget.c"
+
+# 7. The same in SASS: what ptxas makes of each executed line of PTX.
+for nvdisasm in nvdisasm "$root/bin/nvdisasm" build/nvdisasm/nvidia/cu13/bin/nvdisasm; do
+    ! command -v "$nvdisasm" >/dev/null || break
+done
+ptxas=$root/bin/ptxas
+[ -x "$ptxas" ] || ptxas=ptxas
+if ! command -v "$nvdisasm" >/dev/null; then missing "no nvdisasm; ./build.sh setup installs it"; else
+    $ptxas -arch=sm_90 -lineinfo -o $out/sass.cubin $out/plain.ptx >$out/log 2>&1 &&
+        "$nvdisasm" -gp -c $out/sass.cubin >$out/sass 2>$out/log &&
+        python3 tests/sass.py $out/profile $out/sass tests/cuda_sass.txt >$out/log
+    status=$?
+    [ $status != 0 ] || sed 's/^ok [0-9]* - /#     /; /^1\.\./d' $out/log
+    report $status "SASS instructions of sm_90 are within the limits of tests/cuda_sass.txt"
+fi
 echo "1..$count"

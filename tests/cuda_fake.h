@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef __int128 int128_t;
@@ -53,6 +54,7 @@ typedef struct thread_ {
 /* The runtime: see cuda_fake.c. */
 void kernel_(const char *name, void (*run)(thread_ *), int params, const uint32_t *sizes, uint32_t shared, int waits);
 void variable_(void *start, size_t size);
+void profile_of_(uint64_t *counts, const uint32_t (*lines)[2], size_t n);
 unsigned char *global_(thread_ *t, uint64_t address, uint32_t size, int what);
 unsigned char *shared_(thread_ *t, uint64_t address, uint32_t size, int what);
 unsigned char *generic_(thread_ *t, uint64_t address, uint32_t size, int what);
@@ -66,6 +68,10 @@ uint64_t wait_(thread_ *t, int what, uint32_t mask, uint64_t x, uint32_t b, uint
 /* Since the program began: instructions of all threads. Of the last launch of a kernel: the most of one thread. */
 uint64_t ptx_instructions(void);
 uint64_t ptx_longest_thread(const char *kernel);
+
+/* How often each basic block ran since the last call: "FIRST-LINE LAST-LINE COUNT" of the PTX file, in lines of `file`,
+   if it is not NULL. */
+void ptx_profile(FILE *file);
 
 #define ACCESS_(bits)                                                    \
     static inline uint##bits##_t load##bits##_(const unsigned char *p) { \

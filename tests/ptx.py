@@ -4,7 +4,8 @@
 
 Registers hold bits: uint8_t for a predicate, else an unsigned integer of their width. A statement gives its operands
 the type of its instruction. What this file does not know is an error. --swap exchanges the first two registers of the
-first 16-byte load of global memory in a kernel: a mistake that tests must notice. KERNEL is the name in C.
+first 16-byte load of global memory in a kernel: a mistake that tests must notice. KERNEL is how the name
+begins, with the values of a template as they are in PTX.
 """
 
 import re
@@ -55,21 +56,21 @@ def operands(text):
 
 
 def statements(text):
-    """The statements, labels and braces of a body."""
+    """The statements, labels and braces of a body, each with its offset."""
     one = re.compile(r"\s*(?:([{}])|([$\w]+:)(?!:)|([^;{}]+(?:\{[^;]*)?);)")
     at = 0
     while text[at:].strip():
         match = one.match(text, at)
         if not match:
             raise Unknown(text[at:at + 60])
-        yield next(group for group in match.groups() if group).strip()
+        yield next((group.strip(), match.start(k + 1)) for k, group in enumerate(match.groups()) if group)
         at = match.end()
 
 
 class Function:
     """One .entry or .func."""
 
-    def __init__(self, module, kind, name, returned, parameters, body):
+    def __init__(self, module, kind, name, returned, parameters, body, line):
         self.module, self.kind, self.name, self.returned = module, kind, name, returned
         self.parameters, self.lines, self.registers, self.used = [], [], {}, {}
         self.sizes, self.shared, self.shared_size, self.waits, self.counted = {}, {}, 0, False, None
@@ -82,7 +83,9 @@ class Function:
             self.sizes[match[2]] = size
         if returned:
             self.sizes[returned] = 8
-        for s in statements(body):
+        self.blocks, self.line, begun = {}, line, 0  # of each counter: the first and the last line of its basic block
+        for s, at in statements(body):
+            self.line, begun = self.line + body.count("\n", begun, at), at
             try:
                 self.statement(s)
             except (Unknown, KeyError, IndexError, StopIteration) as error:
@@ -156,7 +159,9 @@ class Function:
             if self.counted is None:
                 self.counted = len(self.lines)
                 self.lines.append(0)
+                self.blocks[self.counted] = (self.line, self.line)
             self.lines[self.counted] += 1
+            self.blocks[self.counted] = (self.blocks[self.counted][0], self.line)
         self.lines.append(line)
         if ends:
             self.counted = None
@@ -478,7 +483,8 @@ class Function:
 
     # ---- C ----------------------------------------------------------------------------------------------------------
 
-    def c(self):
+    def c(self, profile):
+        """The function in C. The lines of its basic blocks are appended to the profile."""
         entry = self.kind == "entry"
         formal = "" if entry else "".join(
             ", unsigned char *" + identifier(p) for p in [self.returned] * bool(self.returned) + [
@@ -488,7 +494,10 @@ class Function:
             text += [f"unsigned char *const {identifier(p)} = t->param[{i}];"
                      for i, (p, _) in enumerate(self.parameters)]
         text += [f"uint{bits(kind)}_t {name} = 0;" for name, kind in self.used.items()]
-        text += [f"t->instructions += {x};" if isinstance(x, int) else x for x in self.lines]
+        for i, x in enumerate(self.lines):
+            if isinstance(x, int):
+                x, _ = f"t->instructions += {x}; profile_[{len(profile)}]++;", profile.append(self.blocks[i])
+            text.append(x)
         return "\n".join(text) + "\n}\n"
 
 
@@ -496,7 +505,7 @@ class Module:
     """One PTX file."""
 
     def __init__(self, text):
-        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", lambda match: "\n" * match[0].count("\n"), text, flags=re.S)
         self.functions, self.variables, self.arrays, self.rows = {}, set(), [], []
         head = re.compile(r"\.(entry|func)\s*(?:\(\s*\.param[^)]*\s([\w$]+)\s*\))?\s*([\w$]+)\s*"
                           r"\(([^)]*)\)[^{;]*([{;])")
@@ -513,7 +522,8 @@ class Module:
                     depth += {"{": 1, "}": -1}.get(text[at], 0)
                     at += 1
                 self.functions[match[4]] = Function(self, match[2], match[4], match[3], match[5],
-                                                    text[match.end():at - 1])
+                                                    text[match.end():at - 1],
+                                                    text.count("\n", 0, match.end()) + 1)
 
     def variable(self, align, kind, name, count, values):
         values = re.findall(r"[^\s{},]+", values or "")
@@ -527,10 +537,13 @@ class Module:
 
     def c(self, kernels):
         """A C file with these kernels, all device functions, and a constructor that tells the runtime of them."""
-        text = '#include "cuda_fake.h"\n' + "".join(self.arrays)
-        text += "".join(f.c() for f in self.functions.values() if f.kind == "func")
-        text += "".join(f.c() for f in kernels)
+        profile = []
+        functions = [f.c(profile) for f in [g for g in self.functions.values() if g.kind == "func"] + kernels]
+        text = '#include "cuda_fake.h"\n' + "".join(self.arrays) + f"static uint64_t profile_[{len(profile) or 1}];\n"
+        text += "static const uint32_t profile_lines_[][2] = {" + ",".join(
+            f"{{{first},{last}}}" for first, last in profile or [(0, 0)]) + "};\n" + "".join(functions)
         text += "__attribute__((constructor(101))) static void add_kernels(void)\n{\n" + "".join(self.rows)
+        text += f"    profile_of_(profile_, profile_lines_, {len(profile)});\n"
         for f in kernels:
             sizes = [size for _, size in f.parameters]
             text += (f'    kernel_("{f.name}", {identifier(f.name)}, {len(sizes)}, '
@@ -545,7 +558,7 @@ def main(arguments):
     with open(arguments[0], encoding="ascii") as file:
         text = file.read()
     if "--swap" in options:
-        load = rf"(\.entry _Z\d+{options['--swap']}\d.*?ld\.global\.v4\.\w+\s*\{{)(%\w+), (%\w+)"
+        load = rf"(\.entry _Z\d+{options['--swap']}.*?ld\.global\.v4\.\w+\s*\{{)(%\w+), (%\w+)"
         text, count = re.subn(load, r"\1\3, \2", text, count=1, flags=re.S)
         if not count:
             sys.exit(f"ptx.py: no kernel {options['--swap']} with a load of 16 bytes")
@@ -553,7 +566,7 @@ def main(arguments):
         module = Module(text)
     except Unknown as error:
         sys.exit(f"ptx.py: {arguments[0]}: {error}")
-    only = re.compile(rf"_Z\d+{options['--only']}\d" if "--only" in options else "")
+    only = re.compile(rf"_Z\d+{options['--only']}" if "--only" in options else "")
     kernels = [f for f in module.functions.values() if f.kind == "entry" and only.match(f.name)]
     if not kernels:
         sys.exit("ptx.py: no kernels")

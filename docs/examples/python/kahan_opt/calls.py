@@ -169,13 +169,19 @@ class Call:
 
 
 class GpuCall(Call):
-    """The same on a GPU, on the current stream. The plan is uploaded again if a tensor has moved."""
-    built = None
+    """The same on a GPU, on the current stream. Tensors that have moved get new addresses in the plan."""
+    built = placed = None
+
+    def without_addresses(self):
+        tensors = type(self.tensors).from_buffer_copy(self.tensors)
+        for t in tensors:
+            t.weight, t.grad, t.state, t.copy = (1 if p else None for p in (t.weight, t.grad, t.state, t.copy))
+        return bytes(tensors)
 
     def run(self):
         if gpu is None:
             raise RuntimeError("a GPU needs the package of ./build.sh python cuda (%s)" % no_gpu)
-        stream, tensors = stream_of(self.device), bytes(self.tensors)
+        stream, tensors, placed = stream_of(self.device), self.without_addresses(), bytes(self.tensors)
         if self.built != tensors:
             group = gpu.kopt_cuda_group(ctypes.pointer(self.opt), self.tensors, len(self.tensors))
             size = gpu.kopt_cuda_plan_size(group, 1)
@@ -185,6 +191,9 @@ class GpuCall(Call):
             self.plan.device = self.memory.data_ptr()
         else:
             k.check(gpu.kopt_cuda_plan_set_optimizer(self.plan, 0, self.opt, stream))
+            if self.placed != placed:
+                k.check(gpu.kopt_cuda_plan_set_arrays(self.plan, 0, len(self.tensors), self.tensors, stream))
+        self.placed = placed
         k.check(gpu.kopt_cuda_plan_step(self.plan, stream))
         self.finish()
 
