@@ -1041,7 +1041,7 @@ KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimi
     int valid = 1;
     if (options->lr != NULL) {
         opt->lr = kopt_cuda_double_(*options->lr);
-        valid = kopt_from_0_to_(opt->lr, KOPT_3E38_);
+        valid = kopt_between_(opt->lr, 0, KOPT_3E38_);
     }
     if (options->loss_scale != NULL)
         opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_double_(*options->loss_scale));
@@ -1993,7 +1993,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan
                                                       void *stream) {
     kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 0);
     if (s.control == NULL || options == NULL) return KOPT_ERROR_NULL;
-    if (!kopt_from_0_to_(options->max_norm, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu))) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(options->max_norm, 0, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu))) return KOPT_ERROR_RANGE;
     s.options = *options;
     return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
 }
@@ -2249,7 +2249,7 @@ FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one prod
 }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return (int32_t)a > (int32_t)b; }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return a == b; }
-FN_ vmask_ mask_or_(vmask_ a, vmask_ b) { return a | b; }
+FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return a | b; }
 FN_ int any_true_(vmask_ a) { return a; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
@@ -2259,7 +2259,7 @@ FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u;
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
-FN_ vu32_ block_of_lane_(void) { return 0; }
+FN_ vu32_ K_(block_of_lane)(void) { return 0; }
 FN_ vf32_ widen_fp16_(vu32_ a) {
     vf32_ r;
     asm("cvt.f32.f16 %0, %1;" : "=" F32_(r) : "h"(static_cast<uint16_t>(a)));

@@ -127,10 +127,11 @@ report $? "no SLEEF for AArch64: the same"
 system pip
 [ $status = 0 ] && says '^setup: optional, left out: PyTorch and optimi; .*No matching' &&
     says '^setup: optional, left out: clang-format; .*No matching' &&
-    says '^setup: optional, left out: nvcc; .*No matching'
-report $? "pip finds nothing: the same for optimi, clang-format and nvcc"
-[ "$(grep -c 'left out: ' "$out/said")" = 3 ] && [ "$(sed -n '/left out:$/,/^setup: done/p' "$out/said" | wc -l)" = 5 ]
-report $? "... three lines, and three in the summary"
+    says '^setup: optional, left out: nvcc; .*No matching' &&
+    says '^setup: optional, left out: nvdisasm; .*No matching'
+report $? "pip finds nothing: the same for optimi, clang-format, nvcc and nvdisasm"
+[ "$(grep -c 'left out: ' "$out/said")" = 4 ] && [ "$(sed -n '/left out:$/,/^setup: done/p' "$out/said" | wc -l)" = 6 ]
+report $? "... four lines, and four in the summary"
 
 rm "$out/bin/apt-get"
 system none
