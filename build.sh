@@ -37,7 +37,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
-       ./build.sh cuda day [--part N]    all on a GPU in 25 minutes, three parts (--rehearse: without; docs/gpu-day.md)
+       ./build.sh cuda day [--part N]    all on a GPU in 25 minutes; --part 0: 90 seconds (docs/gpu-day.md)
        ./build.sh web [build]            the playground of docs/playground.md, in build/web, and serves it
        ./build.sh web test | picture     ... tested in headless Chromium; its picture in docs
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
@@ -308,7 +308,7 @@ cuda() {
         export CUDA_ROWS
         rm -f $CUDA_ROWS
         printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >build/bench/kernels.cu
-        set -- -I. -O3 -DKAHAN_OPT_VMATH -o build/bench/cuda bench/cuda.c build/bench/kernels.cu
+        set -- -I. -O3 -o build/bench/cuda bench/cuda.c build/bench/kernels.cu
         $NVCC -arch=native "$@" 2>/dev/null || $NVCC "$@"
         build/bench/cuda || [ $? = 77 ] # without a GPU it says so and writes no table
         [ -s build/bench/cuda.csv ] || exit 0

@@ -248,9 +248,11 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a
 #ifdef __CUDA_ARCH__
 #define KOPT_UNROLL_ _Pragma("unroll")
 #define KOPT_ROLL_ _Pragma("unroll 1")
+#define KOPT_UNROLL_PAIRS_ _Pragma("unroll PAIRS")
 #else
 #define KOPT_UNROLL_
 #define KOPT_ROLL_
+#define KOPT_UNROLL_PAIRS_
 #endif
 #define KOPT_CUDA_FN_ static KOPT_FORCE_INLINE_ __device__
 
@@ -698,7 +700,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
     const kopt_constants_octet_ c = kopt_make_constants_octet_();
     uint32_t largest[2] = {0, 0}, *const largest_moment = kind.moment == kind.weight ? largest : largest + 1;
     int pair, m, half;
-#pragma unroll PAIRS
+    KOPT_UNROLL_PAIRS_
     for (pair = 0; pair < 4; pair++) {
         uint32_t weight[2], residual[2], moment[4][2], stride;
         KOPT_UNROLL_
@@ -790,7 +792,7 @@ KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], uint32_t moment[8]
     const kopt_vf32_octet_ inverse = kopt_inverse_scale_q8_octet_(scale, square);
     int pair, half;
     codes[0] = codes[1] = 0;
-#pragma unroll PAIRS
+    KOPT_UNROLL_PAIRS_
     for (pair = 0; pair < 4; pair++) {
         uint32_t u[2], stride;
         KOPT_UNROLL_

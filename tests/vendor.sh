@@ -255,6 +255,7 @@ uint4 make_uint4(unsigned, unsigned, unsigned, unsigned);
 unsigned __ballot_sync(unsigned, int);
 int __clz(int);
 int __clzll(long long);
+int __popc(unsigned);
 int min(int, int);
 int max(int, int);
 #define PTX(...)
