@@ -754,8 +754,8 @@ static KOPT_UNUSED_ kopt_bf16 kopt_inline_moment_(float x, uint32_t random16) {
 }
 
 /* Loshchilov & Hutter 2019, algorithm 2. state is the compensation c of each weight, then the moments m, then v. */
-static KOPT_UNUSED_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
-                                           const kopt_bf16 *grad, size_t n) {
+KOPT_INLINE_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
+                                    const kopt_bf16 *grad, size_t n) {
     kopt_bf16 *c = state, *m = state + n, *v = state + 2 * n;
     const uint32_t t = ++opt->step;
     const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
@@ -778,8 +778,8 @@ static KOPT_UNUSED_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16
 }
 
 /* w -= lr * (g + weight_decay * w). state is the compensation of each weight. */
-static KOPT_UNUSED_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
-                                         const kopt_bf16 *grad, size_t n) {
+KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
+                                  const kopt_bf16 *grad, size_t n) {
     const float decay = opt->weight_decay;
     uint32_t words[4], r;
     size_t i;
@@ -2561,75 +2561,71 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     }
 }
 
-/* What the fields of an optimizer must fulfil: a condition, and the error and the words if it is false. */
-/* clang-format off */
-#define KOPT_CONDITIONS_(opt, MUST_) \
-    MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION, \
-          "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH") \
-    MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16") \
-    MUST_((unsigned)opt->rounding <= (unsigned)KOPT_EXACT, OPTION, "rounding: it does not exist") \
-    MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION, \
-          "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8") \
-    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION, \
-          "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST") \
-    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_FULLY_DECOUPLED, OPTION, \
-          "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED") \
-    MUST_(kopt_between_(opt->lr, 0, opt->rule == KOPT_EMA ? 1 : largest), RANGE, \
-          "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]") \
-    MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED || \
-              (kopt_between_(opt->max_lr, 0, largest) && !kopt_is_zero_(opt->max_lr)), RANGE, \
-          "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0") \
-    MUST_(kopt_between_(opt->weight_decay, 0, largest), RANGE, "weight_decay: finite, >= 0") \
-    MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE, \
-          "grad_scale or clip: finite") \
-    MUST_(opt->rule != KOPT_EMA || \
-              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize), OPTION, \
-          "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0") \
-    MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA || \
-              (kopt_between_(opt->beta1, 0, KOPT_BELOW_1_) && kopt_between_(opt->beta2, 0, KOPT_BELOW_1_)), RANGE, \
-          "beta1 or beta2: each in [0, 1)") \
-    MUST_(opt->rule != KOPT_ADAN || kopt_between_(opt->beta3, 0, KOPT_BELOW_1_), RANGE, "beta3: in [0, 1)") \
-    MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 || \
-              kopt_between_(opt->eps, smallest, largest), RANGE, "eps: at least 2^-126, finite") \
-    MUST_(opt->rule != KOPT_SGD || \
-              (kopt_between_(opt->momentum, 0, largest) && kopt_magnitude_at_most_(opt->dampening, largest)), RANGE, \
-          "momentum or dampening: finite, momentum >= 0") \
-    MUST_(opt->rule != KOPT_SGD || !opt->nesterov || \
-              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)), OPTION, \
-          "nesterov: it needs momentum > 0 and dampening 0") \
-    MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_between_(opt->lookahead_rate, 0, 1)), RANGE, \
-          "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]") \
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 || \
-              (kopt_between_(opt->atan2_a, 0, largest) && kopt_between_(opt->atan2_b, smallest, largest)), RANGE, \
-          "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite") \
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION, \
-          "amsgrad or stable: Adam-atan2 needs 0") \
-    MUST_(opt->rule != KOPT_LION || KOPT_LAST_RULE_ == KOPT_ADAM_ATAN2 || kopt_is_zero_(opt->sharpness), OPTION, \
-          "sharpness: smooth Lion needs KAHAN_OPT_VMATH") \
-    MUST_(opt->rule != KOPT_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0")
-/* clang-format on */
-
-/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. */
-static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
+/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. *words:
+   why, for a human. */
+static kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
     const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
-    if (opt == NULL) return KOPT_ERROR_NULL;
-    if (opt->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
-#define MUST_(condition, error, words) \
-    if (!(condition)) return KOPT_ERROR_##error;
-    KOPT_CONDITIONS_(opt, MUST_)
+#define MUST_(condition, error, why) \
+    if (!(condition)) return *words = (why), KOPT_ERROR_##error
+    MUST_(opt != NULL, NULL, "the optimizer is NULL");
+    MUST_(opt->made_ == KOPT_MADE_, UNINITIALIZED, kopt_result_string(KOPT_ERROR_UNINITIALIZED));
+    MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION,
+          "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH");
+    MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
+    MUST_((unsigned)opt->rounding <= (unsigned)KOPT_EXACT, OPTION, "rounding: it does not exist");
+    MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,
+          "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8");
+    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION,
+          "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST");
+    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_FULLY_DECOUPLED, OPTION,
+          "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED");
+    MUST_(kopt_between_(opt->lr, 0, opt->rule == KOPT_EMA ? 1 : largest), RANGE,
+          "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]");
+    MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED ||
+              (kopt_between_(opt->max_lr, 0, largest) && !kopt_is_zero_(opt->max_lr)), RANGE,
+          "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0");
+    MUST_(kopt_between_(opt->weight_decay, 0, largest), RANGE, "weight_decay: finite, >= 0");
+    MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE,
+          "grad_scale or clip: finite");
+    MUST_(opt->rule != KOPT_EMA ||
+              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize), OPTION,
+          "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0");
+    MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA ||
+              (kopt_between_(opt->beta1, 0, KOPT_BELOW_1_) && kopt_between_(opt->beta2, 0, KOPT_BELOW_1_)), RANGE,
+          "beta1 or beta2: each in [0, 1)");
+    MUST_(opt->rule != KOPT_ADAN || kopt_between_(opt->beta3, 0, KOPT_BELOW_1_), RANGE, "beta3: in [0, 1)");
+    MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 ||
+              kopt_between_(opt->eps, smallest, largest), RANGE, "eps: at least 2^-126, finite");
+    MUST_(opt->rule != KOPT_SGD ||
+              (kopt_between_(opt->momentum, 0, largest) && kopt_magnitude_at_most_(opt->dampening, largest)), RANGE,
+          "momentum or dampening: finite, momentum >= 0");
+    MUST_(opt->rule != KOPT_SGD || !opt->nesterov ||
+              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)), OPTION,
+          "nesterov: it needs momentum > 0 and dampening 0");
+    MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_between_(opt->lookahead_rate, 0, 1)), RANGE,
+          "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]");
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 ||
+              (kopt_between_(opt->atan2_a, 0, largest) && kopt_between_(opt->atan2_b, smallest, largest)), RANGE,
+          "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite");
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,
+          "amsgrad or stable: Adam-atan2 needs 0");
+    MUST_(opt->rule != KOPT_LION || KOPT_LAST_RULE_ == KOPT_ADAM_ATAN2 || kopt_is_zero_(opt->sharpness), OPTION,
+          "sharpness: smooth Lion needs KAHAN_OPT_VMATH");
+    MUST_(opt->rule != KOPT_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0");
 #undef MUST_
+    *words = "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
     return KOPT_OK;
 }
 
+static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
+    const char *words;
+    return kopt_judge_options_(opt, &words);
+}
+
 KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
-    const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
-    if (opt == NULL) return "the optimizer is NULL";
-    if (opt->made_ != KOPT_MADE_) return kopt_result_string(KOPT_ERROR_UNINITIALIZED);
-#define MUST_(condition, error, words) \
-    if (!(condition)) return words;
-    KOPT_CONDITIONS_(opt, MUST_)
-#undef MUST_
-    return "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
+    const char *words;
+    (void)kopt_judge_options_(opt, &words);
+    return words;
 }
 
 /* ---- scalars of a step ---- */
