@@ -794,12 +794,7 @@ run_tests() {
     part vendor_more sh tests/vendor.sh pragmas windows targets names pairs versions
     build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/probe.c
     build probe.ofast $CC -Ofast tests/probe.c
-    mkdir -p build/tests/lines/tests # a step without a line of DIRECTIONS_ or COMMITS_ goes to scalar code
-    sed -e 's/^    LINE_([dc][a-z]*_[a-z0-9_]*, [^)]*)//' -e '/^typedef char K_(.*_complete)/d' \
-        kahan_opt.h >build/tests/lines/kahan_opt.h
-    cp tests/probe.c build/tests/lines/tests
-    build probe.lines $CC -O2 -Wno-unused-variable build/tests/lines/tests/probe.c
-    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast build/tests/probe.lines
+    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
     python=
     for candidate in python3 /usr/bin/python3; do
         if $candidate -c 'import numpy' 2>/dev/null; then python=$candidate && break; fi

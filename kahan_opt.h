@@ -1761,11 +1761,17 @@ typedef struct kopt_tool_ {
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
 #endif
 
+enum { KOPT_LAST_RULE_ = KOPT_ADAM_ATAN2, KOPT_LAST_ROUNDING_ = KOPT_EXACT };
 #ifdef KAHAN_OPT_VMATH
-#define KOPT_LAST_RULE_ KOPT_ADAM_ATAN2
+enum { KOPT_HAS_VMATH_ = 1 };
 #else
-#define KOPT_LAST_RULE_ KOPT_EMA
+enum { KOPT_HAS_VMATH_ = 0 };
 #endif
+
+/* Is this the number of a rule that this build has? */
+static int kopt_has_rule_(unsigned rule) {
+    return rule <= KOPT_LAST_RULE_ && (KOPT_HAS_VMATH_ || rule != KOPT_ADAM_ATAN2);
+}
 
 KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
@@ -2441,7 +2447,7 @@ static const struct kopt_rule_row_ {
                    {2, 0, KOPT_DECOUPLED, 0, 900, 990, 1000000},    /* Ranger */
                    {0, 0, KOPT_L2, 0, 900, 999, 100000000},         /* EMA */
                    {2, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
-typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_ADAM_ATAN2 + 1 ? 1 : -1];
+typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_LAST_RULE_ + 1 ? 1 : -1];
 
 static double kopt_thousandths_(uint32_t n) { return kopt_div64_((double)n, 1000); }
 
@@ -2569,10 +2575,10 @@ static kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **w
     if (!(condition)) return *words = (why), KOPT_ERROR_##error
     MUST_(opt != NULL, NULL, "the optimizer is NULL");
     MUST_(opt->made_ == KOPT_MADE_, UNINITIALIZED, kopt_result_string(KOPT_ERROR_UNINITIALIZED));
-    MUST_((unsigned)opt->rule <= (unsigned)KOPT_LAST_RULE_, OPTION,
+    MUST_(kopt_has_rule_((unsigned)opt->rule), OPTION,
           "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH");
     MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
-    MUST_((unsigned)opt->rounding <= (unsigned)KOPT_EXACT, OPTION, "rounding: it does not exist");
+    MUST_((unsigned)opt->rounding <= KOPT_LAST_ROUNDING_, OPTION, "rounding: it does not exist");
     MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,
           "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8");
     MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION,
@@ -2609,7 +2615,7 @@ static kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **w
           "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite");
     MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,
           "amsgrad or stable: Adam-atan2 needs 0");
-    MUST_(opt->rule != KOPT_LION || KOPT_LAST_RULE_ == KOPT_ADAM_ATAN2 || kopt_is_zero_(opt->sharpness), OPTION,
+    MUST_(opt->rule != KOPT_LION || KOPT_HAS_VMATH_ || kopt_is_zero_(opt->sharpness), OPTION,
           "sharpness: smooth Lion needs KAHAN_OPT_VMATH");
     MUST_(opt->rule != KOPT_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0");
 #undef MUST_
@@ -2774,8 +2780,8 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 
 /* ---- layout of a state block ---- */
 
-/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is its size, 0
-   if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
+/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is its size, or
+   0 if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
 typedef struct kopt_layout_ {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
@@ -3044,10 +3050,10 @@ static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer 
 /* Could kopt_step_begin() have made this step? Finds most uninitialized memory. The kernels do not check it again. */
 static kopt_result kopt_check_began_(const kopt_step *s) {
     if (s == NULL) return KOPT_ERROR_NULL;
-    return s->step != 0 && (unsigned)s->rule <= (unsigned)KOPT_LAST_RULE_ &&
+    return s->step != 0 && kopt_has_rule_((unsigned)s->rule) &&
                    (unsigned)s->moment_count - kopt_rules_[s->rule].moments <= kopt_rules_[s->rule].optional &&
                    kopt_format_valid_(s->weight_format) && (unsigned)s->moment_format <= (unsigned)KOPT_Q8 &&
-                   (unsigned)s->rounding <= (unsigned)KOPT_EXACT &&
+                   (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
                    ((unsigned)s->moment_rounding | (unsigned)s->compensation_rounding) <= 1u &&
                    (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
                    (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER)
@@ -3741,15 +3747,12 @@ FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return a | b; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m & a; }
 
 #if KOPT_PASS_ == KOPT_PASS_NEON_
-FN_ vf32_ K_(opaque)(vf32_ r) {
+FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_. Words, or clang sees the floats behind the asm. */
+    vu32_ r = WORDS_(a);
     __asm__("" : "+w"(r));
     return r;
 }
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    __asm__("" : "+w"(r));
-    return r;
-}
+FN_ vu32_ isplat_hoisted_(uint32_t a) { return as_u32_(as_f32_(isplat_(a))); }
 FN_ vf32_ splat_(float x) { return vdupq_n_f32(x); }
 FN_ vf32_ div_(vf32_ a, vf32_ b) {
     vf32_ r;
@@ -3812,13 +3815,13 @@ FN_ vu32_ isplat_hoisted_(uint32_t a) {
     __asm__("" : "+r"(a));
     return isplat_(a);
 }
-/* No empty asm: clang 19 crashes on a vector as operand. Instead, an exclusive or with 0 that looks like a number. */
-FN_ vf32_ K_(opaque)(vf32_ r) { return (vf32_)(WORDS_(r) ^ isplat_hoisted_(0)); }
+/* opaque: see kopt_as_u32_. clang 19 crashes on a vector as operand of an asm, but 0 may look like a number. */
+FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(a) ^ isplat_hoisted_(0); }
 FN_ vf32_ splat_(float x) { return (vf32_)isplat_(kopt_as_u32_(x)); }
 FN_ vf32_ div_(vf32_ a, vf32_ b) { /* the divisor depends on a: no reciprocal serves two divisions */
-    return K_(opaque)(a / (vf32_)(WORDS_(b) ^ (WORDS_(a) & isplat_hoisted_(0))));
+    return as_f32_(as_u32_(a / (vf32_)(WORDS_(b) ^ (WORDS_(a) & isplat_hoisted_(0)))));
 }
-FN_ vf32_ sqrt_(vf32_ a) { return K_(opaque)(__builtin_wasm_sqrt_f32x4(a)); }
+FN_ vf32_ sqrt_(vf32_ a) { return as_f32_(as_u32_(__builtin_wasm_sqrt_f32x4(a))); }
 FN_ vu32_ K_(round_u32)(vf32_ a) { return WORDS_(__builtin_convertvector(__builtin_wasm_nearest_f32x4(a), K_(i32))); }
 FN_ vf32_ convert_f32_(vu32_ a) { return __builtin_convertvector(AS_(i32, a), vf32_); }
 #define SHUFFLE_ __builtin_shufflevector
@@ -3878,10 +3881,10 @@ FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)); }
 #endif
-FN_ vf32_ add_(vf32_ a, vf32_ b) { return K_(opaque)(a + b); }
-FN_ vf32_ sub_(vf32_ a, vf32_ b) { return K_(opaque)(a - b); }
-FN_ vf32_ mul_(vf32_ a, vf32_ b) { return K_(opaque)(a * b); }
-FN_ vu32_ as_u32_(vf32_ a) { return WORDS_(K_(opaque)(a)); } /* opaque: see kopt_as_u32_ */
+/* as_u32_ keeps compilers from joining the operations. */
+FN_ vf32_ add_(vf32_ a, vf32_ b) { return as_f32_(as_u32_(a + b)); }
+FN_ vf32_ sub_(vf32_ a, vf32_ b) { return as_f32_(as_u32_(a - b)); }
+FN_ vf32_ mul_(vf32_ a, vf32_ b) { return as_f32_(as_u32_(a * b)); }
 
 #elif KOPT_PASS_ >= KOPT_PASS_CUDA_
 #include KAHAN_OPT_CUDA_SELF
@@ -5500,8 +5503,8 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
 }
 
 /* The first stage of a pair: updates the moments. *x: the direction. w_buffer, compensation_buffer: the weights in
-   fp32, if the rule reads them; NULL: they are loaded from memory. largest: see store_moment_pair. Returns 0, with nothing
-   stored, if the pair needs the scalar code. */
+   fp32, if the rule reads them; NULL: they are loaded from memory. largest: see store_moment_pair. Returns 0, with
+   nothing stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                            const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int order,
                            pair_ *x, vu32_ *largest) {
@@ -7274,7 +7277,7 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
 }
 
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
-    return h[5] <= KOPT_ADAM_ATAN2 && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_EXACT &&
+    return h[5] <= KOPT_LAST_RULE_ && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_LAST_ROUNDING_ &&
            (h[8] <= KOPT_FP16 || h[8] == kopt_format_byte_(KOPT_Q8)) && (h[9] & 7u) <= 4u &&
            (h[9] >> 4 & 3u) <= KOPT_FULLY_DECOUPLED;
 }
@@ -7290,7 +7293,7 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
     n = (size_t)kopt_load_le64_(h + 16);
     if (n != kopt_load_le64_(h + 16) || !kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS; /* for this machine */
-    if (h[5] > (int)KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
+    if (!kopt_has_rule_(h[5])) return KOPT_ERROR_OPTION;
     saved = h[10];
     kopt_optimizer_from_header_(&made, h, saved);
     kopt_make_variant_(&rounding, &moments, &made);
@@ -8171,7 +8174,7 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
-    if ((unsigned)a->rounding > (unsigned)KOPT_EXACT || (unsigned)a->compensation_rounding > 1u)
+    if ((unsigned)a->rounding > KOPT_LAST_ROUNDING_ || (unsigned)a->compensation_rounding > 1u)
         return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);

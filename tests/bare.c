@@ -3,12 +3,20 @@
 #define PROBE_NO_MAIN
 #include "probe.c"
 
-/* Structs are assigned. */
+/* Compilers call these where structs are assigned and set. */
 void *memcpy(void *to, const void *from, size_t size);
 void *memcpy(void *to, const void *from, size_t size) {
     volatile byte *p = (byte *)to; /* or the loop becomes a call of memcpy */
     size_t i;
     for (i = 0; i < size; i++) p[i] = ((const byte *)from)[i];
+    return to;
+}
+
+void *memset(void *to, int value, size_t size);
+void *memset(void *to, int value, size_t size) {
+    volatile byte *p = (byte *)to;
+    size_t i;
+    for (i = 0; i < size; i++) p[i] = (byte)value;
     return to;
 }
 
@@ -18,6 +26,10 @@ void __aeabi_memcpy8(void *to, const void *from, size_t size);
 void __aeabi_memcpy8(void *to, const void *from, size_t size) { memcpy(to, from, size); }
 void __aeabi_memcpy4(void *to, const void *from, size_t size);
 void __aeabi_memcpy4(void *to, const void *from, size_t size) { memcpy(to, from, size); }
+void __aeabi_memclr8(void *to, size_t size);
+void __aeabi_memclr8(void *to, size_t size) { memset(to, 0, size); }
+void __aeabi_memclr4(void *to, size_t size);
+void __aeabi_memclr4(void *to, size_t size) { memset(to, 0, size); }
 
 /* Semihosting: the debugger, here qemu, does the input and output. */
 static void semihost(uint32_t operation, const void *argument) {
