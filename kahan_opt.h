@@ -713,13 +713,16 @@ typedef struct kopt_inline_optimizer {
 /* The other fields as in kopt_adamw(): beta 0.9 and 0.999, eps 1e-8, seed 0. weight_decay is 0.01 in kopt_adamw(), 0 in
    kopt_sgd(). */
 KOPT_INLINE_ kopt_inline_optimizer kopt_inline_optimizer_of(float lr, float weight_decay, uint32_t id) {
-    const kopt_inline_optimizer opt = {lr, weight_decay, 0.1f, 0.001f, 1e-8f, 0, 0, id};
+    kopt_inline_optimizer opt = {0, 0, 0.1f, 0.001f, 1e-8f, 0, 0, 0};
+    opt.lr = lr;
+    opt.weight_decay = weight_decay;
+    opt.id = id;
     return opt;
 }
 
 /* The random bits of element i: kopt_random(), stream 0. words keeps what eight elements share, from i % 8 == 0 on. */
 static KOPT_UNUSED_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *opt, uint32_t words[4], size_t i) {
-    uint32_t word, key0 = (uint32_t)opt->seed, key1 = (uint32_t)(opt->seed >> 32), round;
+    uint32_t two, key0 = (uint32_t)opt->seed, key1 = (uint32_t)(opt->seed >> 32), round;
     if (i % 8 == 0) { /* Philox4x32-7 */
         words[0] = (uint32_t)(i >> 11 << 4 | (i >> 3 & 15));
         words[1] = 0;
@@ -733,9 +736,9 @@ static KOPT_UNUSED_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *op
             words[3] = (uint32_t)p;
         }
     }
-    word = words[i / 2 & 3];
-    if (i % 2 != 0) word = word >> 16 | word << 16;
-    return word >> 16 << 17 | ((word + (word >> 16 << 1) * (uint32_t)(i >> 7 & 15) * 8) & 0xFFFFu);
+    two = words[i / 2 & 3]; /* of two elements */
+    if (i % 2 != 0) two = two >> 16 | two << 16;
+    return two >> 16 << 17 | ((two + (two >> 16 << 1) * (uint32_t)(i >> 7 & 15) * 8) & 0xFFFFu);
 }
 
 /* 1 - beta^step, by squaring, without cancellation: 1 - (1 - a)(1 - b) = a + b - ab */
@@ -2254,7 +2257,12 @@ typedef struct kopt_philox_key_ {
 } kopt_philox_key_;
 
 KOPT_ALWAYS_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
-    const kopt_philox_key_ c = {{(uint32_t)(seed & 0xFFFFFFFFu), (uint32_t)(seed >> 32)}, stream << 28, step, id};
+    kopt_philox_key_ c;
+    c.key[0] = (uint32_t)(seed & 0xFFFFFFFFu);
+    c.key[1] = (uint32_t)(seed >> 32);
+    c.stream = stream << 28;
+    c.step = step;
+    c.id = id;
     return c;
 }
 
@@ -2588,31 +2596,31 @@ static kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **w
     MUST_(kopt_between_(opt->lr, 0, opt->rule == KOPT_EMA ? 1 : largest), RANGE,
           "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]");
     MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED ||
-              (kopt_between_(opt->max_lr, 0, largest) && !kopt_is_zero_(opt->max_lr)), RANGE,
-          "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0");
+              (kopt_between_(opt->max_lr, 0, largest) && !kopt_is_zero_(opt->max_lr)),
+          RANGE, "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0");
     MUST_(kopt_between_(opt->weight_decay, 0, largest), RANGE, "weight_decay: finite, >= 0");
     MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE,
           "grad_scale or clip: finite");
     MUST_(opt->rule != KOPT_EMA ||
-              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize), OPTION,
-          "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0");
+              (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize),
+          OPTION, "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0");
     MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA ||
-              (kopt_between_(opt->beta1, 0, KOPT_BELOW_1_) && kopt_between_(opt->beta2, 0, KOPT_BELOW_1_)), RANGE,
-          "beta1 or beta2: each in [0, 1)");
+              (kopt_between_(opt->beta1, 0, KOPT_BELOW_1_) && kopt_between_(opt->beta2, 0, KOPT_BELOW_1_)),
+          RANGE, "beta1 or beta2: each in [0, 1)");
     MUST_(opt->rule != KOPT_ADAN || kopt_between_(opt->beta3, 0, KOPT_BELOW_1_), RANGE, "beta3: in [0, 1)");
     MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 ||
-              kopt_between_(opt->eps, smallest, largest), RANGE, "eps: at least 2^-126, finite");
+              kopt_between_(opt->eps, smallest, largest),
+          RANGE, "eps: at least 2^-126, finite");
     MUST_(opt->rule != KOPT_SGD ||
-              (kopt_between_(opt->momentum, 0, largest) && kopt_magnitude_at_most_(opt->dampening, largest)), RANGE,
-          "momentum or dampening: finite, momentum >= 0");
-    MUST_(opt->rule != KOPT_SGD || !opt->nesterov ||
-              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)), OPTION,
-          "nesterov: it needs momentum > 0 and dampening 0");
+              (kopt_between_(opt->momentum, 0, largest) && kopt_magnitude_at_most_(opt->dampening, largest)),
+          RANGE, "momentum or dampening: finite, momentum >= 0");
+    MUST_(opt->rule != KOPT_SGD || !opt->nesterov || (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)),
+          OPTION, "nesterov: it needs momentum > 0 and dampening 0");
     MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_between_(opt->lookahead_rate, 0, 1)), RANGE,
           "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]");
     MUST_(opt->rule != KOPT_ADAM_ATAN2 ||
-              (kopt_between_(opt->atan2_a, 0, largest) && kopt_between_(opt->atan2_b, smallest, largest)), RANGE,
-          "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite");
+              (kopt_between_(opt->atan2_a, 0, largest) && kopt_between_(opt->atan2_b, smallest, largest)),
+          RANGE, "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite");
     MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,
           "amsgrad or stable: Adam-atan2 needs 0");
     MUST_(opt->rule != KOPT_LION || KOPT_HAS_VMATH_ || kopt_is_zero_(opt->sharpness), OPTION,
@@ -5178,8 +5186,9 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ updat
 /* Counts the element *e, which was *old before the step. */
 FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *old, const element_ *e, vf32_ update) {
     const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    K_(tally)(counts, as_u32_(update), e->weight != old->weight,
-              size != 0 && ((e->residual ^ old->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
+    K_(tally)
+    (counts, as_u32_(update), e->weight != old->weight,
+     size != 0 && ((e->residual ^ old->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
 }
 
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
@@ -5751,7 +5760,8 @@ FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? va
 #define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
         kopt_kind_ kind = t->kind;                                                                                \
-        kind.rule = (kopt_rule)K_(one_of)((int)kind.rule, line_rule, other_rule);                                 \
+        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                                       \
+        kind.rule = (kopt_rule)rule;                                                                              \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
         if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
         kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
@@ -5759,12 +5769,13 @@ FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? va
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding, other_rounding)                                       \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                      \
+#define LINE_(name, line_format, line_rounding, other_rounding)                               \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                              \
         kopt_kind_ kind = t->kind;                                                                    \
+        const int rounding = K_(one_of)((int)kind.rounding, line_rounding, other_rounding);           \
         kind.weight = line_format;                                                                    \
-        kind.rounding = (kopt_rounding)K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
-        K_(commit_tile)(t, kind);                                                                     \
+        kind.rounding = (kopt_rounding)rounding;                                                      \
+        K_(commit_tile)(t, kind);                                                             \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -6468,10 +6479,13 @@ typedef struct kopt_kernels_ {
 } kopt_kernels_;
 
 /* tools: the ISA whose all_finite, measure and tool this ISA uses (TOOLS_ISA_ of its vocabulary). */
-#define KOPT_KERNELS_(isa, tools)                                                                    \
-    {kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
-     kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
-#define KOPT_NO_KERNELS_ {NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL)}
+#define KOPT_KERNELS_(isa, tools)                                                                       \
+    {                                                                                                   \
+        kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
+            kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)                                   \
+    }
+#define KOPT_NO_KERNELS_ \
+    { NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_SSE2_
@@ -7178,10 +7192,10 @@ static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
     uint32_t value = crc->value;
 #ifdef KOPT_VECTORS16_
 #define KOPT_CRC_BYTE_(word, i, k) \
-    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k) - 1][(word) >> (8 * (i) + 4) & 15u])
-#define KOPT_CRC_WORD_(word, k)                                                                         \
-    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k) - 2) ^ KOPT_CRC_BYTE_(word, 2, (k) - 4) ^ \
-     KOPT_CRC_BYTE_(word, 3, (k) - 6))
+    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k)-1][(word) >> (8 * (i) + 4) & 15u])
+#define KOPT_CRC_WORD_(word, k)                                                                     \
+    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k)-2) ^ KOPT_CRC_BYTE_(word, 2, (k)-4) ^ \
+     KOPT_CRC_BYTE_(word, 3, (k)-6))
     for (; n >= 8; n -= 8, p += 8) {
         const uint32_t low = kopt_load_le32_(p) ^ value, high = kopt_load_le32_(p + 4);
         value = KOPT_CRC_WORD_(low, 15) ^ KOPT_CRC_WORD_(high, 7);
