@@ -46,7 +46,7 @@
        TENSOR AND STATE           STEP                    CHECKPOINTS                 NORM AND CLIPPING
        LOSS SCALING               GRADIENT ACCUMULATION   GRADIENT COMPRESSION        REDUCTION
        CONVERSIONS OF ARRAYS      VECTOR MATHEMATICS      RANDOM NUMBERS
-       IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              RULES, FORMATS AND ROUNDINGS
+       IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              RULES AND FORMATS
        MEMORY                     BINARY64 ARITHMETIC     EXACT NORM                  FLOATING-POINT ENVIRONMENT
        A STEP BEGUN               A STEP ON TENSORS       ONE PASS PER INSTRUCTION SET
        VOCABULARIES               KERNELS                 DISPATCH                    TILES
@@ -1754,7 +1754,7 @@ typedef struct kopt_tool_ {
     float scale;
 } kopt_tool_;
 
-/* ---- RULES, FORMATS AND ROUNDINGS -------------------------------------------------------------------------------- */
+/* ---- RULES AND FORMATS ------------------------------------------------------------------------------------------- */
 
 #define KOPT_SMALL_FN_ static KOPT_UNUSED_
 #define KOPT_ALWAYS_INLINE_ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_
@@ -2788,8 +2788,8 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
 
 /* ---- layout of a state block ---- */
 
-/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is its size, or
-   0 if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
+/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is its size,
+   or 0 if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
 typedef struct kopt_layout_ {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
@@ -5661,8 +5661,8 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     const kopt_byte_ *const number = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
     /* AVX-512 alone prefetches: elsewhere the test costs SGD a tenth, and there is nothing to gain */
-    const int in_memory = kind.moment_count == 0 || (kind.moment == KOPT_F32 && !kind.buffered);
-    const int prefetches = LANES_ == 16 && in_memory && t->prefetches;
+    const int prefetches =
+        LANES_ == 16 && t->prefetches && (kind.moment_count == 0 || (kind.moment == KOPT_F32 && !kind.buffered));
     vu32_ largest[4];
     size_t i;
     int m;
@@ -5769,13 +5769,13 @@ FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? va
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding, other_rounding)                               \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                              \
-        kopt_kind_ kind = t->kind;                                                                    \
-        const int rounding = K_(one_of)((int)kind.rounding, line_rounding, other_rounding);           \
-        kind.weight = line_format;                                                                    \
-        kind.rounding = (kopt_rounding)rounding;                                                      \
-        K_(commit_tile)(t, kind);                                                             \
+#define LINE_(name, line_format, line_rounding, other_rounding)                             \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                            \
+        kopt_kind_ kind = t->kind;                                                          \
+        const int rounding = K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
+        kind.weight = line_format;                                                          \
+        kind.rounding = (kopt_rounding)rounding;                                            \
+        K_(commit_tile)(t, kind);                                                           \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -5783,11 +5783,10 @@ COMMITS_(LINE_)
 /* The functions of the two stages of a kind of step; 0: this list lacks one. */
 static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt_stage_ **commit) {
     const kopt_format format = kind->buffered ? KOPT_Q8 : kind->moment;
-    const int in_f32 = format == KOPT_F32 || format == KOPT_Q8;
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)        \
-    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) && \
-        MATCHES_(kind->moment_count, line_moments, line_moments) &&          \
-        ((line_format) == ANY_ ? in_f32 : (int)format == (line_format)))     \
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                     \
+    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                              \
+        MATCHES_(kind->moment_count, line_moments, line_moments) &&                                       \
+        ((line_format) == ANY_ ? format == KOPT_F32 || format == KOPT_Q8 : (int)format == (line_format))) \
         *direction = K_(name);
     *direction = NULL;
     DIRECTIONS_(LINE_)
@@ -5930,10 +5929,11 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
                                            order != 0 ? PAIR_ : 0);
                 x = K_(load_f32_pair)(buffer);
             }
-            if (!pipelined)
+            if (!pipelined) {
                 K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q, x, r.number, order);
-            else if (q != begin)
-                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q - PAIR_, pending, last.number, order);
+                continue;
+            }
+            if (q != begin) K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q - PAIR_, pending, last.number, order);
             pending = x;
             last = r;
         }
@@ -7520,7 +7520,8 @@ static void kopt_range_of_part_(const kopt_part_ *part, size_t i, int blocks, si
 
 KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count) {
     size_t i, size = 0;
-    for (i = 0; tensors != NULL && i < count; size += tensors[i++].n)
+    if (tensors == NULL) return 0;
+    for (i = 0; i < count; size += tensors[i++].n)
         if (tensors[i].n > ~size) return ~(size_t)0;
     return size;
 }
@@ -7637,7 +7638,7 @@ static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_opti
     kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
     h[4] = KOPT_SAVE_VERSION_;
     h[10] = 0;
-#define KOPT_SAVE_NUMBER_(at, field) kopt_store_le_(h + at, kopt_bits64_(opt->field), 8);
+#define KOPT_SAVE_NUMBER_(at, field) kopt_store_le_(h + (at), kopt_bits64_(opt->field), 8);
     KOPT_SAVE_NUMBERS_(KOPT_SAVE_NUMBER_)
 #undef KOPT_SAVE_NUMBER_
     kopt_store_le_(h + 168, (uint32_t)opt->lookahead, 4);
@@ -7654,7 +7655,7 @@ static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expe
     opt->maximize = h[172] & 1;
     opt->zero_grad = h[172] >> 1 & 1;
     opt->moments_only = h[172] >> 2 & 1;
-#define KOPT_LOAD_NUMBER_(at, field) opt->field = kopt_bits_to_f64_(kopt_load_le64_(h + at));
+#define KOPT_LOAD_NUMBER_(at, field) opt->field = kopt_bits_to_f64_(kopt_load_le64_(h + (at)));
     KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
 #undef KOPT_LOAD_NUMBER_
     result = kopt_check_options_(opt);
@@ -8382,6 +8383,7 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
         kopt_dequantise_(y, in + 4 + offset, scale, n, 0);
     } else {
         v.n = n;
+        v.first = 0;
         kopt_convert_part_(&v, y, KOPT_F32, in, code, 0);
     }
 }

@@ -62,9 +62,9 @@ languages() { # languages COMPILER FLAGS STANDARDS SOURCES: no warning without o
 
 if section warnings; then
     if have gcc; then
-        languages gcc "$gcc_c" 'gnu89 c99 c11 gnu17' 'plain'
+        languages gcc "$gcc_c" 'c99 c11 gnu17' 'plain'
         languages gcc "$gcc_c" 'c2x' 'plain static no_simd often often_static declare vmath'
-        languages gcc '-Wall -Wextra -Werror' 'c89' 'plain'
+        languages gcc '-Wall -Wextra -Werror' 'c89 gnu89' 'plain'
         check "gcc -O3: no warning that needs the optimizer" gcc -std=c99 $gcc_c -O3 -I. \
             -c $out/plain.c -o $out/gcc_O3.o
     else missing "no gcc: warnings in C"; fi
@@ -76,7 +76,8 @@ if section warnings; then
             -c $out/plain.c -o $out/g++_O2.o
     else missing "no g++: warnings in C++"; fi
     for c in $clangs; do
-        languages $c "$everything" 'gnu89 c99' 'plain'
+        languages $c "$everything" 'c99' 'plain'
+        languages $c '-Wall -Wextra -Werror' 'gnu89' 'plain'
         languages $c "$everything" 'c2x' 'plain static no_simd often often_static declare vmath'
         languages "$c -x c++" "$everything" 'c++98' 'plain vmath'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++11 c++17' 'plain'
@@ -785,7 +786,8 @@ TEXT
         gcc -O1 -I. -c $out/vmath.c -o $out/vmath.o &&
             nm -g --defined-only $out/vmath.o | awk '{print $3}' | sort >$out/exported
         declared <$out/declarations
-        diff $out/declared $out/exported >$out/log && ! nm -u $out/vmath.o | grep -v '_GLOBAL_OFFSET_TABLE_\| U mem\(cpy\|set\)$' >>$out/log
+        diff $out/declared $out/exported >$out/log &&
+            ! nm -u $out/vmath.o | grep -v '_GLOBAL_OFFSET_TABLE_\| U mem\(cpy\|set\)$' >>$out/log
         report $? "... and with KAHAN_OPT_VMATH, which needs nothing else from outside either"
     else missing "no nm, objdump or gcc"; fi
 fi

@@ -25,6 +25,11 @@
 
 #define KAHAN_OPT_VMATH /* kopt_vmath_exp, _log, _tanh and _sincospi; kopt_normal, kopt_uniform */
 #ifdef __wasm__
+#include <stddef.h>
+void *memcpy(void *to, const void *from, size_t size);
+void *memset(void *to, int value, size_t size);
+void *memcpy(void *to, const void *from, size_t size) { return __builtin_memcpy(to, from, size); }
+void *memset(void *to, int value, size_t size) { return __builtin_memset(to, value, size); }
 #define EXPORT(name) __attribute__((export_name(#name))) name
 #else
 #define EXPORT(name) name
