@@ -497,7 +497,8 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #define KOPT_REGISTER_ "w"
 #elif defined(__arm__) && defined(__ARM_FP)
 #define KOPT_REGISTER_ "t"
-#elif defined(__riscv_flen)
+#elif defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || \
+    (defined(__powerpc__) && !defined(_SOFT_FLOAT))
 #define KOPT_REGISTER_ "f"
 #elif defined(__i386__) || defined(__wasm__)
 #define KOPT_REGISTER_ "m"
@@ -7049,7 +7050,7 @@ static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_b
 static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *values) {
     const kopt_byte_ *const in = (const kopt_byte_ *)values;
     kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
-    kopt_byte_ *const residual = (kopt_byte_ *)t->state + (l->residual_bytes == 0 ? 0 : l->residual);
+    kopt_byte_ *const residual = l->residual_bytes == 0 ? weight : (kopt_byte_ *)t->state + l->residual;
     int is_root;
     kopt_byte_ *const moment = kopt_slot_moment_(l, t, slot, &is_root);
     kopt_environment_ environment;

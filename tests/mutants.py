@@ -63,8 +63,9 @@ BY_HAND = [
     ("kopt_check_block_", "kopt_load_le64_(h + 16) != t->n", "kopt_load_le32_(h + 16) != (uint32_t)t->n"),
     ("kopt_state_init", "kopt_overlaps_tensor_(weights, t->n * 4, t, &l, except)", "0"),
     ("kopt_overlaps_tensor_", "(except >> a->what & 1u) == 0", "1"),
-    ("", "opt->rule == KOPT_EMA ? 1 : largest", "largest"),
-    ("", "(opt->lookahead >= 1 && kopt_from_0_to_(opt->lookahead_rate, 1))", "kopt_from_0_to_(opt->lookahead_rate, 1)"),
+    ("kopt_judge_options_", "opt->rule == KOPT_EMA ? 1 : largest", "largest"),
+    ("kopt_judge_options_", "(opt->lookahead >= 1 && kopt_between_(opt->lookahead_rate, 0, 1))",
+     "kopt_between_(opt->lookahead_rate, 0, 1)"),
     ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)*bits)) > exact", "0"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)", "opt->clip"),
     ("kopt_scaled_step_", "kopt_clip_coefficient(norm, max_norm, scaled.grad_scale)",
@@ -74,7 +75,6 @@ BY_HAND = [
     ("kopt_scaler_begin_all", "scaler->steps_ < opts[i]->step", "0"),
     ("kopt_check_steps_", "opts[i]->step >= scaler->steps_", "1"),
     # careless use
-    ("kopt_check_options_", "opt->made_ != KOPT_MADE_", "0"),
     ("kopt_check_accumulator_", "a->made_ != KOPT_MADE_", "0"),
     ("kopt_check_compressor_", "c->made_ != KOPT_MADE_", "0"),
     ("kopt_rate_scale_", "kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale", "t->rate_scale"),
@@ -344,11 +344,9 @@ def by_hand(source, text):
         yield "by hand: %s: `%s` to `%s`" % (name, *texts), ("", name, *found[0], new)
     if stale:
         sys.exit("\n".join(stale))
-    start = source.index("#define KOPT_CONDITIONS_(")
-    start = source.index("\n", start)
-    for m in re.compile(r"MUST_\((?=(.*))").finditer(source, start, source.index("\n\n", start)): # in a macro's text
-        word = " ".join(m[1].rstrip("\\ ").split())[:90]
-        yield "by hand: KOPT_CONDITIONS_: not `%s`" % word, ("", "", *m.span(), "MUST_(@ || ")
+    start = source.index("MUST_(opt != NULL")
+    for m in re.compile(r"MUST_\((?=(.*))").finditer(source, start, source.index("#undef", start)):
+        yield "by hand: kopt_judge_options_: not `%s`" % m[1][:90], ("", "", *m.span(), "MUST_(@ || ")
 
 
 def chosen_of(everything, listed, hand):

@@ -324,7 +324,7 @@ if section targets; then
             x86_64-linux-gnux32 i686-pc-windows-msvc aarch64-pc-windows-msvc msp430 avr hexagon riscv32-none-elf \
             riscv64-none-elf mips-none-elf powerpc64-none-elf s390x-none-elf m68k bpf; do
             # -Wno-...-quirks: the driver's own, avr has no C library here
-            flags="--target=$target -ffreestanding -Wall -Wextra -Wpedantic -Wconversion -Werror"
+            flags="--target=$target -ffreestanding -nostdlibinc -Wall -Wextra -Wpedantic -Wconversion -Werror"
             flags="$flags -Wno-avr-rtlib-linking-quirks"
             work=-c source=plain
             [ $target != avr ] || source=declare # no double of 64 bits: inline functions only
@@ -493,7 +493,7 @@ fi
 version() { # version NUMBER: makes that version of the header
     mkdir -p $out/v$1
     sed "s/KOPT_VERSION 200/KOPT_VERSION $1/; s/KOPT_VERSION != 200/KOPT_VERSION != $1/
-        s/return \"success\"/return \"success $1\"/
+        s/\"success\",/\"success $1\",/
         s/^typedef struct kopt_optimizer {/&\n    char padding_[$1];/" kahan_opt.h >$out/v$1/kahan_opt.h
 }
 
@@ -582,12 +582,13 @@ TEXT
         $out/caller.c $out/main302.c -x none -L$out -lshown \
         "-Wl,-rpath,$root/$out"
 
-    # Two public versions: objcopy renames the functions of one. It uses no outside names, which would be renamed, too.
+    # Two public versions: objcopy renames the functions of one, but not what is outside.
     if have objcopy; then
         ${CC:-cc} $fast -I$out -c $out/library302.c -o $out/library302.o >$out/log 2>&1
         printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "v201/kahan_opt.h"\n' >$out/library201.c
         ${CC:-cc} $fast -fno-pic -I$out -c $out/library201.c -o $out/library201.o >>$out/log 2>&1
-        objcopy --prefix-symbols=old_ $out/library201.o $out/old201.o >>$out/log 2>&1
+        objcopy --prefix-symbols=old_ $out/library201.o $out/old201.o >>$out/log 2>&1 &&
+            objcopy --redefine-sym old_memcpy=memcpy --redefine-sym old_memset=memset $out/old201.o >>$out/log 2>&1
         printf 'int kopt_version(void);\nint old_kopt_version(void);\n' >$out/both.c
         printf 'int main(void) { return kopt_version() != 302 || old_kopt_version() != 201; }\n' >>$out/both.c
         run "two public versions, one renamed by objcopy" ${CC:-cc} -no-pie $out/both.c $out/library302.o $out/old201.o
