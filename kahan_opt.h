@@ -2577,8 +2577,8 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
 }
 
 /* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. *words:
-   why, for a human. */
-static kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
+   why, for a human. Inlined, so that a program without kopt_option_string() has no words. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
     const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
 #define MUST_(condition, error, why) \
     if (!(condition)) return *words = (why), KOPT_ERROR_##error
