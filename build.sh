@@ -29,15 +29,15 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench cliffs [quick]   compare every combination with bf16 Kahan AdamW: is any slow?
        ./build.sh bench compare OLD NEW  two versions of the header in one process (--help: options)
        ./build.sh bench calls [HEADER]   instructions of a call, by callgrind: what small tensors cost
-       ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/q8.md)
+       ./build.sh bench q8 [check | ...] which 8-bit code serves the moments of AdamW? (docs/evidence.md)
        ./build.sh bench wasm [ROUNDS]    WebAssembly without and with its vectors, in node
        ./build.sh bench torch [ROUNDS]   a step of KahanAdamW beside torch's AdamW, for 1, 100 and 10,000 tensors
        ./build.sh bench torch tests      the tests of the optimizers with the newest PyTorch (installs it: 5 GB)
        ./build.sh bench converters       convert.py with the real bitsandbytes, optimi, torchao (installs them: 6 GB)
-       ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
-       ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
+       ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/evidence.md)
+       ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/evidence.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
-       ./build.sh cuda day [--part N]    all on a GPU in 25 minutes; --part 0: 90 seconds (docs/gpu-day.md)
+       ./build.sh cuda day [--part N]    all on a GPU in 25 minutes; --part 0: 90 seconds (docs/gpu.md)
        ./build.sh web [build]            the playground of docs/playground.md, in build/web, and serves it
        ./build.sh web test | picture     ... tested in headless Chromium; its picture in docs
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute

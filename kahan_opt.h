@@ -153,7 +153,7 @@
    Ranger keeps 2 and a second copy of weight and residual. Without a gradient buffer (step each tensor as soon as its
    gradient exists, then reuse the buffer), subtract 2.
 
-   VERSION HISTORY: docs/history.md
+   VERSION HISTORY: docs/maintaining.md#history
 */
 
 #define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
@@ -257,7 +257,7 @@ typedef enum kopt_format {
     KOPT_FP16 = 2, /* kopt_fp16 */
     KOPT_Q8 = 3,   /* moments and compressed gradients only: 8-bit codes and one fp32 scale per 256 values
                       (docs/numerics.md section 6b). Steps have the length of those with fp32 moments, within 2 %
-                      on average, beside an outlier of up to 2e4 in the block; noise is 5 to 17 % (docs/q8.md) */
+                      on average, beside an outlier of up to 2e4 in the block; noise is 5 to 17 % (docs/evidence.md) */
     KOPT_SIGN = 4  /* compressed gradients only: signs and one fp32 scale per 256 values */
 } kopt_format;
 
@@ -1470,7 +1470,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 #ifdef KAHAN_OPT_VMATH
 /* ---- VECTOR MATHEMATICS ------------------------------------------------------------------------------------------ */
 
-/* With KAHAN_OPT_VMATH: the functions that forward and backward passes need besides + - * /. docs/vmath.md has the
+/* With KAHAN_OPT_VMATH: the functions that forward and backward passes need besides + - * /. docs/numerics.md has the
    formulas, the measured errors and the origin of the coefficients. */
 
 /* out[i] = f(x[i]), computed in the default IEEE environment. Unlike elsewhere, the arrays must be aligned to 4 bytes;
@@ -4374,7 +4374,7 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- vector mathematics ---- */
 
-/* Functions of one vector. docs/vmath.md has the formulas; `python3 tests/vmath.py coefficients` prints the
+/* Functions of one vector. docs/numerics.md has the formulas; `python3 tests/vmath.py coefficients` prints the
    coefficients. exp, log and tanh are not inlined, as many functions call them. */
 
 #define blend_ K_(blend)

@@ -5,7 +5,7 @@
     ./build.sh bench fidelity draw     draws the results of the last run again, without running it; also: quick draw
 
 Writes the results to build/bench/fidelity_*.csv, pictures (.svg) and tables (.md) beside them. Each picture has a claim
-in its title. Exit status: 0 if the numbers support all claims, 1 if not, 2 if the run cannot begin. docs/fidelity.md
+in its title. Exit status: 0 if the numbers support all claims, 1 if not, 2 if the run cannot begin. docs/evidence.md
 explains the experiments. What could be tuned stands here. It was fixed before the runs and is the same for all:"""
 # AdamW with the defaults of PyTorch. The learning rate falls to 0 along a cosine, from the first step on.
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
@@ -587,7 +587,7 @@ def legend(figure, axes, right):
 
 
 def table(name, head, rows):
-    """A table for docs/fidelity.md."""
+    """A table for docs/evidence.md."""
     with open("%s_%s.md" % (OUT, name), "w", encoding="utf-8") as file:
         file.write("|%s|\n" % "|".join(" %s " % name if name else " " for name in head) + "|---" * len(head) + "|\n")
         for row in rows:

@@ -1,4 +1,4 @@
-/* q8.c - which 8-bit code serves the moments of AdamW? The evidence for docs/q8.md.
+/* q8.c - which 8-bit code serves the moments of AdamW? The evidence for docs/evidence.md.
 
        ./build.sh bench q8 check                 the properties of the codes, over all numbers they meet
        ./build.sh bench q8 blocks [BETA2]        second moments: the length of a step by them, by kinds of blocks

@@ -3,7 +3,7 @@
 # measure them.
 # A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
 # `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
-# change it, too. `fidelity`: docs/fidelity.md.
+# change it, too. `fidelity`: docs/evidence.md.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/figures
@@ -62,25 +62,19 @@ demo_table() { # the demo's table and verdict: two decimals, and no seconds
         /^PASS/ { print ""; print "    " round_all($0, 0) }' "$1"
 }
 
-table_of() { # table_of TITLE FILE: the lines of the table below it
-    awk -v title="$1" 'index($0, title) == 1 { here = 1 } here && /^\|/ { print; rows++ } rows && !NF { exit }' "$2"
-}
-
 case "${1:-}" in
 '')
     ./build.sh demo >$out/demo || { tail -n 1 $out/demo >&2 && fail "the demo fails"; }
     demo_table $out/demo | fill README.md demo
     copy build/demo/loss.svg docs/loss.svg
     ./build.sh bench theorem1 >$out/theorem1
-    sed '/^|/,$!d; /^Bold/,$d' $out/theorem1 | fill docs/theorem1.md theorem1
+    sed '/^|/,$!d; /^Bold/,$d' $out/theorem1 | fill docs/evidence.md theorem1
     copy build/bench/theorem1.svg docs/theorem1.svg
     ;;
 bench)
     ./build.sh bench cliffs --markdown >$out/cliffs
-    best=$(sed -n 's/^AdamW on \([a-z0-9]*\), DRAM:.*/\1/p' $out/cliffs)
     sed -n '/^AdamW on .*, in cache/,$p' $out/cliffs | sed '/, DRAM:/,$d' |
-        awk '/^AdamW on / && ++sets > 2 { exit } { print }' | fill docs/benchmarks.md 'cliffs in cache'
-    table_of "AdamW on $best, DRAM:" $out/cliffs | fill docs/benchmarks.md 'cliffs in DRAM'
+        awk '/^AdamW on / && ++sets > 1 { exit } { print }' | fill docs/benchmarks.md 'cliffs in cache'
     copy build/bench/cliffs.svg docs/cliffs.svg
     if [ -d build/peers/torch ]; then
         ./build.sh bench torch >$out/torch && fill docs/pytorch.md torch <$out/torch
@@ -97,9 +91,9 @@ firmware) # with the compilers of Debian 12: other versions make other sizes
 fidelity) # draw: from the last run
     shift
     ./build.sh bench fidelity "$@" >$out/fidelity || { cat $out/fidelity >&2 && fail "bench fidelity fails"; }
-    ! grep '^SKIPPED' $out/fidelity || fail "the figures of docs/fidelity.md are with all packages"
+    ! grep '^SKIPPED' $out/fidelity || fail "the figures of docs/evidence.md are with all packages"
     for name in loss stall decay moment versions; do
-        fill docs/fidelity.md "fidelity $name" <build/bench/fidelity_$name.md
+        fill docs/evidence.md "fidelity $name" <build/bench/fidelity_$name.md
     done
     for name in loss stall decay moment bytes; do
         copy build/bench/fidelity_$name.svg docs/fidelity_$name.svg

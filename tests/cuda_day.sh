@@ -1,5 +1,5 @@
 # The day when there is a GPU: four parts, each of which builds what it needs and ends in its time (90 s; 8 minutes).
-# Needs nvcc, a C compiler and `timeout`, no network. docs/gpu-day.md says what each part does and what is in the table.
+# Needs nvcc, a C compiler and `timeout`, no network. docs/gpu.md says what each part does and what is in the table.
 #
 # usage: cuda_day.sh [--part 0 | 1 | 2 | 3] [--rehearse]
 #     --rehearse   the same items without a GPU, on few numbers: the programs run with the runtime of tests/cuda_fake.c,

@@ -1,4 +1,4 @@
-# `./build.sh bench fidelity quick`, the small settings of docs/fidelity.md: the claims hold, the pictures and tables
+# `./build.sh bench fidelity quick`, the small settings of docs/evidence.md: the claims hold, the pictures and tables
 # are there, and a claim that the numbers do not support makes it fail. Prints TAP.
 out=build/tests/fidelity
 results=build/bench/fidelity_quick

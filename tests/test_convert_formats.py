@@ -748,8 +748,8 @@ def test_8bit():
         report = convert.convert("bitsandbytes", "kahan_opt", at("bnb"), at("ours"))
         here = Ours(at("ours"), {"w": (n,)})
         error = (here.read("w", slot).double() - expected.double()).abs()
-        # docs/q8.md: codes of roots are 1/8 of a binade apart at most, so squares 1/8; codes of first moments 1/8;
-        # below the last binade the gaps are 2^-16 of a power of two that is at least 1/3.75 of the largest
+        # docs/evidence.md: codes of roots are 1/8 of a binade apart at most, so squares 1/8; codes of first moments
+        # 1/8; below the last binade the gaps are 2^-16 of a power of two that is at least 1/3.75 of the largest
         smallest = 2.0 ** -17 if signed else 2e-12
         gap = expected.double().abs() / 8 + scales.repeat_interleave(256)[:n].double() * smallest
         line = [s for s in report if s.startswith("first" if signed else "second")][0]

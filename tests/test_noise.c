@@ -22,7 +22,7 @@ enum { MOST = 1 << 20, NOISE = 5 };
 
 static const uint64_t golden = 0xdd67749871ca2818u; /* of fills of every kind: what they have been, see check_bits */
 
-static const double normal_bound = 4; /* ulp, see docs/vmath.md */
+static const double normal_bound = 4; /* ulp, see docs/numerics.md */
 
 static float *z, *y;
 static size_t count; /* of the numbers in most tests of distributions */

@@ -60,7 +60,7 @@ static const uint64_t golden_floats[2] = {0x31439485ab5c3d5du, 0x086e40bd3a77f66
 /* And those of random numbers; test_noise.c says that they are right. */
 static const uint64_t golden_more = 0x93b93dda817d3ca2u;
 
-/* The longest way off, in ulp, that docs/vmath.md promises: built-in, SLEEF. */
+/* The longest way off, in ulp, that docs/numerics.md promises: built-in, SLEEF. */
 static const double bound[FLOATS + 1][2] = {{1, 1},   {1, 1}, {1, 1.01},  {1.5, 2.1},
                                             {4, 2.1}, {2, 2}, {1.5, 1.5}, {1.5, 1.5}};
 
@@ -326,7 +326,7 @@ static void check_specials(void) {
 }
 
 /* Results that change with the last place of a coefficient, up or down: for each coefficient whose last place was seen
-   to change any. By the formulas of docs/vmath.md in NumPy, with what `tests/vmath.py coefficients` prints. */
+   to change any. By the formulas of docs/numerics.md in NumPy, with what `tests/vmath.py coefficients` prints. */
 static void check_coefficients(void) {
     static const struct {
         int f;

@@ -883,7 +883,8 @@ def losses(source, target, before, after):
         if squares_of(b) and b.moment_format in (ko.KOPT_FP16, ko.KOPT_Q8):
             lines.append("second moment: kahan_opt holds its root in %s" % FORMAT_NAME[b.moment_format])
         if b.moment_format == ko.KOPT_Q8 and any(t.coded for t in before.tensors):
-            lines.append("8-bit codes: those of kahan_opt are other codes (docs/q8.md); --moments f32 loses nothing")
+            lines.append("8-bit codes: those of kahan_opt are other codes (docs/evidence.md); "
+                         "--moments f32 loses nothing")
     return lines
 
 
