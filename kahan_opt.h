@@ -714,10 +714,7 @@ typedef struct kopt_inline_optimizer {
 /* The other fields as in kopt_adamw(): beta 0.9 and 0.999, eps 1e-8, seed 0. weight_decay is 0.01 in kopt_adamw(), 0 in
    kopt_sgd(). */
 KOPT_INLINE_ kopt_inline_optimizer kopt_inline_optimizer_of(float lr, float weight_decay, uint32_t id) {
-    kopt_inline_optimizer opt = {0, 0, 0.1f, 0.001f, 1e-8f, 0, 0, 0};
-    opt.lr = lr;
-    opt.weight_decay = weight_decay;
-    opt.id = id;
+    const kopt_inline_optimizer opt = {lr, weight_decay, 0.1f, 0.001f, 1e-8f, 0, 0, id};
     return opt;
 }
 
@@ -2258,12 +2255,7 @@ typedef struct kopt_philox_key_ {
 } kopt_philox_key_;
 
 KOPT_ALWAYS_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream) {
-    kopt_philox_key_ c;
-    c.key[0] = (uint32_t)(seed & 0xFFFFFFFFu);
-    c.key[1] = (uint32_t)(seed >> 32);
-    c.stream = stream << 28;
-    c.step = step;
-    c.id = id;
+    const kopt_philox_key_ c = {{(uint32_t)(seed & 0xFFFFFFFFu), (uint32_t)(seed >> 32)}, stream << 28, step, id};
     return c;
 }
 
