@@ -1206,7 +1206,7 @@ KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_op
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
 /* From here on: what a training loop does between the backward pass and the step. Formulas: docs/numerics.md, sections
-   9 to 13. Examples: docs/training-loop.md. */
+   9 to 13. Examples: docs/guide.md. */
 
 /* An exact sum of squares: a long integer that is never rounded. It does not depend on the order, the slicing, the
    threads, the ranks (processes of MPI or NCCL) or the machine. The same pass counts the values that are not finite.
