@@ -38,7 +38,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/evidence.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
        ./build.sh cuda day [--part N]    all on a GPU in 25 minutes; --part 0: 90 seconds (docs/gpu.md)
-       ./build.sh web [build]            the playground of docs/playground.md, in build/web, and serves it
+       ./build.sh web [build]            the playground of docs/places.md, in build/web, and serves it
        ./build.sh web test | picture     ... tested in headless Chromium; its picture in docs
        ./build.sh figures                update the figures of demo and theorem1 in README.md and docs: a minute
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB

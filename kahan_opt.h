@@ -1051,9 +1051,10 @@ KOPT_API_ KOPT_RESULT_ kopt_optimizer_step(kopt_optimizer *opt, const kopt_tenso
 
 /* A step that has begun: the options and scalars of docs/numerics.md, sections 4 to 6a. You may copy it, also to other
    threads, but do not change it. With it you can do the work of kopt_optimizer_step() in parts: by several threads, by
-   shards, or spread over the frames of a game. Step each element of each tensor exactly once, in any order and in any
-   ranges; nothing checks this. Several threads may step ranges of one tensor at the same time: kopt_step_begin() once,
-   then kopt_step_range() in each thread, then join them. To skip a step (overflow), do not begin it. */
+   shards, or spread over the frames of a game. Step each element of each tensor at most once, in any order and in any
+   ranges; nothing checks this. One that is left out, like an unused row of an embedding, keeps its weight and moments;
+   StableAdamW and Ranger need all. Several threads may step ranges of one tensor at the same time: kopt_step_begin()
+   once, then kopt_step_range() in each thread, then join them. To skip a step (overflow), do not begin it. */
 typedef struct kopt_step {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
@@ -1207,7 +1208,7 @@ KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_op
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
 /* From here on: what a training loop does between the backward pass and the step. Formulas: docs/numerics.md, sections
-   9 to 13. Examples: docs/training-loop.md. */
+   9 to 13. Examples: docs/guide.md. */
 
 /* An exact sum of squares: a long integer that is never rounded. It does not depend on the order, the slicing, the
    threads, the ranks (processes of MPI or NCCL) or the machine. The same pass counts the values that are not finite.

@@ -2,9 +2,10 @@
 
     ./build.sh bench converters [FOLDER]     FOLDER has kahan_opt (default build/python)
 
-Runs tests/test_convert_formats.py first, then prints three tables (docs/converters.md has them): runs that change the
-library in the middle, the 8-bit quantizers beside each other, and all 2^32 words of fp32 as 16-bit remainders. Exits
-with 1 if a number is above its limit. TransformerEngine and apex run on a GPU only: their formulas are in the test."""
+Runs tests/test_convert_formats.py first, then prints three tables: runs that change the library in the middle
+(docs/pytorch.md has this one), the 8-bit quantizers beside each other, and all 2^32 words of fp32 as 16-bit remainders.
+Exits with 1 if a number is above its limit. TransformerEngine and apex run on a GPU only: their formulas are in the
+test."""
 import os
 import subprocess
 import sys

@@ -10,7 +10,7 @@
 #     <!-- test: cuda -->        the body of a function (c) that calls the GPU part; it compiles
 #     <!-- test: run -->         commands (sh) that run in the page's folder
 #     <!-- test: output -->      what the previous block prints (text)
-#     <!-- test: recipe NAME --> a change of a trainer (diff), or a part of one (c): tests/recipes.sh trains it
+#     <!-- test: recipe NAME --> a change of a trainer (diff): tests/recipes.sh trains it
 #     <!-- test: FILE.sh -->     tests/FILE.sh tests it
 #     <!-- test: FILE.py -->     tests/FILE.py runs it (python)
 # Without a comment: c, cpp and ino are files, which run if they have a main() or a setup(); sh has commands, whose
@@ -68,7 +68,7 @@ marked() { # marked LANGUAGE MARK: may a block of this language have this mark?
     'c -' | 'cpp -' | 'ino -' | 'sh -' | 'cmake -' | 'meson -') ;;
     c\ file\ ?* | cpp\ file\ ?* | ino\ file\ ?* | c\ main\ ?* | 'c body' | 'c page' | 'c page shared' | 'c cuda') ;;
     'sh run' | 'text output') ;;
-    diff\ recipe\ ?* | c\ recipe\ ?*) ;;
+    diff\ recipe\ ?*) ;;
     [a-z]*\ *.sh | python\ *.py) [ -f "tests/$2" ] ;;
     *) false ;;
     esac
@@ -179,6 +179,7 @@ context() { # for bodies: a tensor t of N bf16 weights with its opt, and what el
     cat <<'TEXT'
 #define KAHAN_OPT_VMATH
 #include "kahan_opt.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -472,14 +473,13 @@ while IFS="$tab" read -r page name line language mark <&3; do
     esac
 done 3<"$out/blocks"
 
-# Blocks that form one program: each function is called and must return 0. In training-loop.md the weights must also
-# move.
+# Blocks that form one program: each function is called and must return 0. In guide.md the weights must also move.
 for page in README.md docs/*.md; do
     name=$(echo "${page%.md}" | tr / _)
     : >"$out/said"
     if [ -e "$out/$name/page.c" ]; then
         after= before=0
-        [ $name != docs_training-loop ] ||
+        [ $name != docs_guide ] ||
             before='memset(w, 0, sizeof w), memset(bias, 0, sizeof bias)'
             after=' || w[N - 1] == 0 || w[N - 1] >= 0x8000'
         {
@@ -599,16 +599,31 @@ links=$(cat README.md docs/*.md | grep -o '](' | grep -c .)
 [ ! -s "$out/log" ] && [ "$links" -gt 20 ]
 report $? "links lead to files and headings that exist"
 for page in docs/*.md; do
-    [ $page = docs/README.md ] || grep -q -F "($(basename $page))" docs/README.md ||
-        echo "docs/README.md does not name $page"
+    grep -q -F "($page)" README.md || echo "README.md does not name $page"
 done >"$out/log" 2>&1
 [ ! -s "$out/log" ]
-report $? "the index names every page"
+report $? "README.md names every page"
+
+# The first paragraph of README.md has the losses of its table of the demo, and the ratio of its table of times.
+of_demo() {
+    sed -n '/^<!-- figures: demo -->$/,/^<!-- end -->$/p' README.md | awk -v arm="$1" '$1 == arm { print $3 }'
+}
+of_times() { sed -n "s/^| $1 | bf16 | \**\([0-9.]*\).*/\1/p" README.md; }
+times=$(awk "BEGIN { printf \"%.1f\", $(of_times 'PyTorch .*nearest)') / $(of_times '\*\*`KOPT_KAHAN`\*\*') }")
+tr '\n' ' ' <README.md >"$out/line"
+{
+    grep -q -F "**$(of_demo kahan) beside fp32's $(of_demo fp32)**" "$out/line" || echo "the losses are others"
+    grep -q -F "**$times times as fast** as PyTorch's fused bf16 AdamW" "$out/line" || echo "it is $times times as fast"
+} >"$out/log"
+[ ! -s "$out/log" ]
+report $? "the first paragraph of README.md has the numbers of its tables"
 all=$(sed -n 's/^all //p' tests/golden.txt)
 {
+    runs=$(grep -o '[0-9]* runs of [0-9]* builds' README.md)
+    tr '\n' ' ' <docs/same-bits.md | grep -q "$runs" || echo "same-bits.md does not have $runs"
     grep -q "print the checksum .$all." README.md || echo "README.md does not have the checksum $all"
     sed -n '/^| architecture/,/^$/p' docs/same-bits.md | grep '^|' | sed 1,2d | grep -v "| $all |\$"
 } >"$out/log"
 [ ! -s "$out/log" ]
-report $? "README.md and the table of same-bits.md have the checksum of tests/golden.txt"
+report $? "README.md and the table of same-bits.md have the checksum of tests/golden.txt, and as many runs"
 echo "1..$count"

@@ -1,6 +1,6 @@
 # docs/examples/lockstep.c: two clients are equal in every frame, on any instruction set, machine and number of threads,
 # and equal to one process without network; a difference is seen; what is cut off is an error. Prints TAP. Prints no
-# times: docs/lockstep.md has them.
+# times: docs/places.md has them.
 #
 # Only lists of words are unquoted: flags, words of a client.
 # shellcheck disable=SC2086

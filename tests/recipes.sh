@@ -1,9 +1,9 @@
-# Checks docs/recipes.md. Each block of a trainer is a diff: with its `-` lines it is the loop as it was, with its `+`
-# lines the loop with this library. Both are compiled with tests/recipes.c, which has the data and the rest of the
-# network, and trained. Prints TAP. `sh tests/recipes.sh table` prints the tables of the page instead, and
-# `sh tests/recipes.sh times` what the loops take on this machine.
-# A new trainer is a block of the page, a PROJECT of tests/recipes.c and a line `trainer` below.
-page=docs/recipes.md
+# Checks the trainers of docs/places.md. Each has a diff, in docs/recipes or, of llm.c, in the page: with its `-` lines
+# it is the loop as it was, with its `+` lines the loop with this library. Both are compiled with tests/recipes.c, which
+# has the data and the rest of the network, and trained. Prints TAP. `sh tests/recipes.sh table` prints the tables of
+# the page instead, and `sh tests/recipes.sh times` what the loops take on this machine.
+# A new trainer is a file of docs/recipes, a PROJECT of tests/recipes.c and a line `trainer` below.
+page=docs/places.md
 out=build/tests/recipes
 rm -rf $out
 mkdir -p $out
@@ -19,7 +19,8 @@ mode=${1:-}
 [ -z "$mode" ] || exec >/dev/null # then only tables are printed, to 3
 LIMIT=5 # lines that a recipe may add or change, or the page says how many
 
-# The blocks behind `<!-- test: recipe NAME -->`: NAME.diff, or NAME.c
+# NAME.diff or NAME.c: the files, and the blocks behind `<!-- test: recipe NAME -->`
+cp docs/recipes/* $out
 awk -v out=$out '
     /^<!-- test: recipe [a-z_]+ -->$/ { name = $4; next }
     inside && /^```$/ { inside = 0; name = ""; close(file); next }
@@ -85,7 +86,7 @@ trainer() {
     sed '/^-/d; s/^[ +]//' $out/$name.diff >$out/${name}_after.c 2>$out/log
     [ -s $out/log ] || grep '^[^ +-]' $out/$name.diff >$out/log
     [ ! -s $out/log ]
-    report $? "$title: the page has a diff"
+    report $? "$title: there is a diff"
     grep '^+' $out/$name.diff 2>$out/errors |
         grep -v -x -e '+#define KAHAN_OPT_IMPLEMENTATION' -e '+#include "kahan_opt.h"' -e + >$out/log
     lines=$(grep -c . $out/log)

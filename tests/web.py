@@ -1,4 +1,4 @@
-"""The playground (docs/playground.md) in headless Chromium, driven by Selenium, mostly by its keyboard. `./build.sh web
+"""The playground (docs/places.md) in headless Chromium, driven by Selenium, mostly by its keyboard. `./build.sh web
 test` builds build/web and runs this. Prints TAP. `web.py picture` writes docs/playground.png instead.
 
 A server of this process has the files of build/web in five variants, which differ in native.json:
@@ -40,7 +40,7 @@ def native(*arguments):
                           text=True).stdout
 
 
-with open(os.path.join(ROOT, "docs", "playground.md"), encoding="utf-8") as file:
+with open(os.path.join(ROOT, "docs", "places.md"), encoding="utf-8") as file:
     PAGE = file.read()
 # what it recommends to a server
 POLICY = " ".join(re.search(r"^    Content-Security-Policy: (.*\n        .*)$", PAGE, re.M).group(1).split())
@@ -204,8 +204,8 @@ def check_table():
 
 
 def check_example():
-    """The program of docs/playground.md: the C file, the command and the JavaScript."""
-    source = re.search(r"^```c\n(.*?)^```$", PAGE, re.M | re.S).group(1)
+    """The program of docs/places.md: the C file, the command and the JavaScript."""
+    source = re.search(r"^```c\n(/\* my_page\.c.*?)^```$", PAGE, re.M | re.S).group(1)
     command, use = (re.search(r"^((    %s.*\n)(    .*\n)*)" % first, PAGE, re.M).group(1)
                     for first in ("clang ", r"const \{instance\}"))
     os.makedirs(EXAMPLE, exist_ok=True)
@@ -542,7 +542,7 @@ def check_file():
 
 
 CHECKS = (
-    ("build/web has these files and no others; docs/playground.md has limits for the WebAssembly", check_files),
+    ("build/web has these files and no others; docs/places.md has limits for the WebAssembly", check_files),
     ("... and the losses and hashes of the native program", check_table),
     ("the WebAssembly exports five functions and its memory, and imports nothing", check_exports),
     ("the page loads with the default settings, the native hashes, and simd128", check_load),
@@ -565,7 +565,7 @@ CHECKS = (
     ("a reload during training", check_reload),
     ("settings in the address: out of range becomes the nearest end, no number the default", check_clamp),
     ("the WebAssembly refuses bad settings, arms and steps, and changes nothing", check_refusals),
-    ("the example of docs/playground.md, as it stands there", check_example),
+    ("the example of docs/places.md, as it stands there", check_example),
     ("a browser without simd128 gets scalar code", check_without_simd),
     ("the console is empty", check_console),
     ("all requests were for files of build/web, and the server has them all", check_requests),

@@ -6,7 +6,7 @@
 
 A checkpoint of kahan_opt holds the bytes of kopt_save(). All other files are safetensors: `model.NAME` is a weight,
 `optimizer.KEY.NAME` the state KEY of that weight, and the metadata has the rest. In Python, save() and load() write and
-read these files from a model and its optimizer. docs/converters.md has the layouts and what each format cannot hold.
+read these files from a model and its optimizer. docs/pytorch.md has the formats and what each cannot hold.
 
 Needs PyTorch 1.13 or later (on the CPU) and safetensors; ./build.sh setup installs both."""
 import argparse

@@ -6,7 +6,7 @@
    players' inputs and hashes of the world go over the network, which is a pair of pipes. Inputs come up to 8 frames
    late: each client guesses them, and when a guess was wrong it goes back to that frame and simulates again. The worlds
    of both clients are compared frame by frame. In the middle one client loses all its memory, loads a snapshot of the
-   other and goes on; its comparisons resume a few frames later. docs/lockstep.md explains it.
+   other and goes on; its comparisons resume a few frames later. docs/places.md explains it.
 
    FRAMES is 600 and HZ 60 if they are left out. With an HZ of 0 no client waits between frames. `lockstep client ID
    THREADS ISA FRAMES HZ` is one client, which talks over stdin and stdout; `lockstep alone FRAMES` computes the last
