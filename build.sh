@@ -243,7 +243,7 @@ bench() {
         if [ "${1:-}" = tests ]; then
             install_peers
             for test in test_torch test_torch_optim test_torch_many; do
-                (exec_python torch tests/$test.py build/python)
+                (exec_python torch tests/examples/$test.py build/python)
             done
             exit
         fi
@@ -297,7 +297,7 @@ runs_with() { # runs_with FLAG...: can CC build a program with these flags, and 
 cuda() {
     case "${1:-}" in day) # it checks its own arguments
         shift
-        exec sh tests/cuda_day.sh "$@"
+        exec sh tests/gpu/cuda_day.sh "$@"
         ;;
     esac
     knows cuda bench "$@"
@@ -320,7 +320,7 @@ cuda() {
         exec python3 bench/cuda_peers.py build/bench/cuda.csv # names missing packages
     fi
     [ -n "$NVCC" ] || { echo "SKIPPED: the checks with nvcc (no nvcc; ./build.sh setup installs it)"; exit 0; }
-    sh tests/cuda.sh | tee build/tests/cuda.log
+    sh tests/gpu/cuda.sh | tee build/tests/cuda.log
     sed -n 's/^ok [0-9]* # SKIP/SKIPPED: the tests on a GPU:/p' build/tests/cuda.log
     ! grep -q '^not ok' build/tests/cuda.log
 }
@@ -370,7 +370,7 @@ web() {
         lacks=$(web_lacks)
         [ -z "$lacks" ] || { echo "1..0 # SKIP no $lacks; ./build.sh setup installs it"; exit 0; }
         web_build $C_WARNINGS
-        exec /usr/bin/python3 tests/web.py "$1"
+        exec /usr/bin/python3 tests/examples/web.py "$1"
         ;;
     esac
     for tool in clang wasm-ld; do
@@ -472,7 +472,7 @@ setup() {
         libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
         libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath
     sleef_arm64
-    # PyTorch and optimi, for tests/peers.py; with safetensors, for the converters
+    # PyTorch and optimi, for tests/examples/peers.py; with safetensors, for the converters
     { apt_install python3-torch python3-packaging python3-pip &&
         pip_install build/python torch-optimi==0.3.3 safetensors==0.8.0; } ||
         optional "PyTorch and optimi" "the comparison with them stays out"
@@ -482,7 +482,7 @@ setup() {
     # the browser for the playground
     apt_install chromium chromium-driver python3-selenium python3-pil fonts-dejavu-core ||
         optional "Chromium and Selenium" "the test of the playground stays out"
-    # clang-format for tests/signs.py: other versions format differently with the same settings
+    # clang-format for tests/repo/style.py: other versions format differently with the same settings
     { apt_install python3-pip && pip_install build/python clang-format==19.1.7; } ||
         optional "clang-format" "the check of the format stays out"
     # nvcc for the GPU part: the compiler and linker of NVIDIA's toolkit, without a driver (280 MB)
@@ -494,7 +494,7 @@ setup() {
                 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96; } || optional "nvcc" "its parts stay out"
         fi
     fi
-    if [ "$(uname -m)" = x86_64 ] && ! have nvdisasm; then # the instructions of GPUs, for tests/sass.py
+    if [ "$(uname -m)" = x86_64 ] && ! have nvdisasm; then # the instructions of GPUs, for tests/gpu/sass.py
         { apt_install python3-pip && pip_install build/nvdisasm nvidia-cuda-nvdisasm==13.5.37; } ||
             optional "nvdisasm" "the count of the GPU's instructions stays out"
     fi
@@ -577,11 +577,11 @@ sanitizes() { # sanitizes COMPILER MORE: does the compiler have the libraries of
     "$1" "-fsanitize=address,undefined$2" -o build/tests/sanitizes build/tests/sanitizes.c >/dev/null 2>&1
 }
 
-all=$(echo tests/test_*.c)
-bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
-bits="$bits tests/test_inline.c"
+all=$(echo tests/*/test_*.c)
+bits='tests/unit/test_tools.c tests/unit/test_step_bits.c tests/unit/test_api.c tests/unit/test_convert.c tests/unit/test_vmath.c'
+bits="$bits tests/unit/test_inline.c"
 # Other builds run only these: what the other tests check follows from the bits.
-more_bits="$bits$(printf ' tests/test_%s.c' save state compress environment)"
+more_bits="$bits$(printf ' tests/unit/test_%s.c' save state compress environment)"
 program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds each test and adds it as a part
     sources=$1 suffix=$2 emulator=$3 argument=$4
     shift 4
@@ -602,7 +602,7 @@ sleef() { # sleef SUFFIX COMPILER FLAG...: builds the tests of arrays and steps 
     suffix=$1
     shift
     for name in test_vmath.$suffix test_atan.$suffix; do
-        build $name "$@" -DKAHAN_OPT_SLEEF tests/${name%%.*}.c -lsleef -lm
+        build $name "$@" -DKAHAN_OPT_SLEEF tests/unit/${name%%.*}.c -lsleef -lm
         part $name build/tests/$name quick
     done
 }
@@ -637,7 +637,7 @@ vmath_parts() {
     library=build/sleef-arm64/usr/lib/aarch64-linux-gnu
     if have aarch64-linux-gnu-gcc && have qemu-aarch64 && [ -e $library/libsleef.so.3 ]; then
         for name in test_vmath test_atan; do
-            build $name.sleef_neon aarch64-linux-gnu-gcc -O2 -DKAHAN_OPT_SLEEF tests/$name.c $library/libsleef.so.3 -lm
+            build $name.sleef_neon aarch64-linux-gnu-gcc -O2 -DKAHAN_OPT_SLEEF tests/unit/$name.c $library/libsleef.so.3 -lm
             part $name.sleef_neon qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=$library \
                 build/tests/$name.sleef_neon quick
         done
@@ -647,7 +647,7 @@ vmath_parts() {
     fi
     for candidate in python3 /usr/bin/python3; do
         if $candidate -c 'import gmpy2' 2>/dev/null; then
-            part vmath $candidate tests/vmath.py test $beside
+            part vmath $candidate tests/bits/vmath.py test $beside
             return
         fi
     done
@@ -661,7 +661,7 @@ inline_parts() {
         warnings=$C_WARNINGS
         case $compiler in *++) warnings="$WARNINGS -Werror" ;; esac
         job jobs "test_inline.$name" $compiler $flags $warnings -DKOPT_IMPLEMENTED_ -o "build/tests/test_inline.$name" \
-            tests/test_inline.c -x none build/tests/native.plain.o -lm
+            tests/unit/test_inline.c -x none build/tests/native.plain.o -lm
         part "test_inline.$name" "build/tests/test_inline.$name" quick
     done <<'TEXT'
 debug gcc -std=c99 -O0
@@ -676,8 +676,8 @@ clang_cxx98 clang++ -x c++ -std=c++98 -O2
 TEXT
     case $(uname -m) in x86_64) ;; *) return ;; esac
     if runs_with -m32; then
-        program tests/test_inline.c x87 '' quick $CC -m32 -O2 -mno-sse -mfpmath=387
-        program tests/test_inline.c x87_ofast '' quick $CC -m32 -Ofast -mno-sse -mfpmath=387
+        program tests/unit/test_inline.c x87 '' quick $CC -m32 -O2 -mno-sse -mfpmath=387
+        program tests/unit/test_inline.c x87_ofast '' quick $CC -m32 -Ofast -mno-sse -mfpmath=387
     else
         skip "the inline step by x87" "gcc-multilib for -m32"
     fi
@@ -702,17 +702,17 @@ prove_all() {
 fast_tests() {
     program "$all" native '' quick $CC -O2
     build ofast.o $CC -Ofast -ffp-contract=fast -I. -c build/tests/plain.c
-    build probe.native $CC -O2 -DKOPT_IMPLEMENTED_ tests/probe.c build/tests/native.plain.o
+    build probe.native $CC -O2 -DKOPT_IMPLEMENTED_ tests/bits/probe.c build/tests/native.plain.o
     warnings clang -std=c99
     warnings g++ -std=c++98 -x c++
     warnings g++ -std=c++17 -x c++
     warnings clang++ -std=c++98 -x c++
-    build probe.ofast $CC -O2 -DKOPT_IMPLEMENTED_ tests/probe.c build/tests/ofast.o
-    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
-    part selftest sh tests/selftest.sh build/tests/native.plain.o
-    part setup sh tests/setup.sh
-    part usage sh tests/usage.sh
-    part figures sh tests/figures.sh
+    build probe.ofast $CC -O2 -DKOPT_IMPLEMENTED_ tests/bits/probe.c build/tests/ofast.o
+    part golden sh tests/bits/golden.sh build/tests/probe.native build/tests/probe.ofast
+    part selftest sh tests/bits/selftest.sh build/tests/native.plain.o
+    part setup sh tests/repo/setup.sh
+    part usage sh tests/repo/usage.sh
+    part figures sh tests/repo/figures.sh
     run_jobs
     prove_all
     cat <<'TEXT'
@@ -735,11 +735,11 @@ run_tests() {
     echo "building the tests ..."
     [ $fast = 0 ] || { fast_tests; return; }
     program "$all" native '' '' $CC -O2
-    program "$more_bits tests/test_atan.c" ofast '' quick $CC -Ofast -ffp-contract=fast
+    program "$more_bits tests/unit/test_atan.c" ofast '' quick $CC -Ofast -ffp-contract=fast
     program "$more_bits" debug '' quick $CC -O0
-    program tests/test_environment.c fast_math '' quick $CC -O3 -ffast-math -DKAHAN_OPT_STATIC
+    program tests/unit/test_environment.c fast_math '' quick $CC -O3 -ffast-math -DKAHAN_OPT_STATIC
     if have clang-19; then
-        program tests/test_environment.c clang19 '' quick clang-19 -O3 -ffast-math
+        program tests/unit/test_environment.c clang19 '' quick clang-19 -O3 -ffast-math
     else
         skip "the caller's environment with clang-19" clang-19
     fi
@@ -747,14 +747,14 @@ run_tests() {
     program "$bits" this_machine '' quick $CC -O2 -march=native
     inline_parts
     if have clang; then
-        program "$more_bits tests/test_atan.c" clang '' quick clang -Ofast -march=native -DKAHAN_OPT_ALL_ISAS
+        program "$more_bits tests/unit/test_atan.c" clang '' quick clang -Ofast -march=native -DKAHAN_OPT_ALL_ISAS
     else
         skip "clang -Ofast -march=native" clang
     fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
-        program "$more_bits tests/test_atan.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
-        program tests/test_environment.c neon_ofast qemu-aarch64 quick aarch64-linux-gnu-gcc -Ofast -static
-        part neon_exhaustive sh tests/exhaustive.sh build/tests/test_convert.native \
+        program "$more_bits tests/unit/test_atan.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
+        program tests/unit/test_environment.c neon_ofast qemu-aarch64 quick aarch64-linux-gnu-gcc -Ofast -static
+        part neon_exhaustive sh tests/bits/exhaustive.sh build/tests/test_convert.native \
             qemu-aarch64 build/tests/test_convert.neon
     else
         skip "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
@@ -764,135 +764,135 @@ run_tests() {
     do
         compiler=${target#*:}-gcc emulator=qemu-${target%%:*}
         if have "$compiler" && have "$emulator"; then
-            programs='tests/test_convert.c tests/test_vmath.c'
+            programs='tests/unit/test_convert.c tests/unit/test_vmath.c'
             case $compiler in
-            s390x*) programs="$bits tests/test_save.c" ;;
-            arm-*) programs="$programs tests/test_inline.c" ;;
+            s390x*) programs="$bits tests/unit/test_save.c" ;;
+            arm-*) programs="$programs tests/unit/test_inline.c" ;;
             esac
             program "$programs" "${target%%:*}" "$emulator" quick "$compiler" -O2 -static
-            program tests/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
+            program tests/unit/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
         else
             skip "the bits on ${target%%:*}" "$compiler or $emulator"
         fi
     done
     for compiler in clang clang-19; do # vectors of WebAssembly
         if have node && wasi $compiler; then
-            programs='tests/test_step_bits.c'
-            [ $compiler = clang ] || programs="$bits tests/test_save.c tests/test_state.c"
+            programs='tests/unit/test_step_bits.c'
+            [ $compiler = clang ] || programs="$bits tests/unit/test_save.c tests/unit/test_state.c"
             for source in $programs; do
-                [ "$source" != tests/test_api.c ] || continue # takes other rounding directions, which WebAssembly lacks
+                [ "$source" != tests/unit/test_api.c ] || continue # takes other rounding directions, which WebAssembly lacks
                 name=$(basename "$source" .c).wasm_$compiler
                 build_test "$name" wasm_$compiler "$source" $compiler $wasi -O2
-                part "$name" node --no-warnings tests/wasi.js "build/tests/$name" quick
+                part "$name" node --no-warnings tests/bits/wasi.js "build/tests/$name" quick
             done
         else
             skip "the bits of WebAssembly's vectors, $compiler" "$compiler, lld, node or wasi-libc" them
         fi
     done
     for tool in gcc g++ clang tcc objcopy; do have $tool || skip "vendoring: the tests that need $tool" $tool; done
-    part vendor sh tests/vendor.sh warnings leaks
-    part vendor_more sh tests/vendor.sh pragmas windows targets names pairs versions
-    build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/probe.c
-    build probe.ofast $CC -Ofast tests/probe.c
-    part golden sh tests/golden.sh build/tests/probe.native build/tests/probe.ofast
+    part vendor sh tests/robust/vendor.sh warnings leaks
+    part vendor_more sh tests/robust/vendor.sh pragmas windows targets names pairs versions
+    build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/bits/probe.c
+    build probe.ofast $CC -Ofast tests/bits/probe.c
+    part golden sh tests/bits/golden.sh build/tests/probe.native build/tests/probe.ofast
     python=
     for candidate in python3 /usr/bin/python3; do
         if $candidate -c 'import numpy' 2>/dev/null; then python=$candidate && break; fi
     done
     if [ -n "$python" ]; then
-        part numpy sh tests/golden.sh $python tests/probe.py
+        part numpy sh tests/bits/golden.sh $python tests/bits/probe.py
     else
         skip "the NumPy reference" python3-numpy
     fi
     vmath_parts
-    part stack sh tests/stack.sh quick
-    part mutants sh tests/mutants.sh turn 24
-    cells=$(sh tests/cells.sh missing)
+    part stack sh tests/robust/stack.sh quick
+    part mutants sh tests/robust/mutants.sh turn 24
+    cells=$(sh tests/bits/matrix.sh missing)
     if [ -n "$cells" ]; then
         tools=$(echo "$cells" | tr ' ' '\n' | grep -v '^[0-9]*$' | sort -u | paste -s -d , - | sed 's/,/, /g')
         skip "$(echo "$cells" | grep -c .) of the cells" "$tools" them
     fi
-    part cells sh tests/cells.sh quick
-    if [ -n "$NVCC" ]; then part cuda sh tests/cuda.sh quick; else skip "the checks of the GPU part with nvcc" nvcc; fi
-    if have python3; then part cuda_fake sh tests/cuda_fake.sh; else skip "the CUDA runtime for the CPU" python3; fi
+    part matrix sh tests/bits/matrix.sh quick
+    if [ -n "$NVCC" ]; then part cuda sh tests/gpu/cuda.sh quick; else skip "the checks of the GPU part with nvcc" nvcc; fi
+    if have python3; then part cuda_fake sh tests/gpu/cuda_fake.sh; else skip "the CUDA runtime for the CPU" python3; fi
     if [ -n "$NVCC" ] && have python3; then
-        part cuda_day sh tests/cuda_day_test.sh
+        part cuda_day sh tests/gpu/cuda_day_test.sh
     else
         skip "the rehearsal of the day with a GPU" "nvcc or python3"
     fi
     for tool in gcc clang; do
         if have $tool && sanitizes $tool ''; then
-            part hostile_$tool sh tests/hostile.sh $tool
+            part sanitize_$tool sh tests/robust/sanitize.sh $tool
         else
             skip "the tests under $tool's sanitizers" "$tool with AddressSanitizer"
         fi
     done
     if have clang && sanitizes clang ,fuzzer; then
-        part hostile_fuzz sh tests/hostile.sh fuzz
+        part sanitize_fuzz sh tests/robust/sanitize.sh fuzz
     else
         skip "libFuzzer" libclang-rt-14-dev
     fi
     if have valgrind && [ -f /usr/include/valgrind/memcheck.h ]; then
-        part hostile_valgrind sh tests/hostile.sh valgrind
+        part sanitize_valgrind sh tests/robust/sanitize.sh valgrind
     else
         skip "hostile input under valgrind" valgrind
     fi
     for tool in cppcheck clang-tidy; do have $tool || skip "static analysis by $tool" $tool; done
-    part hostile_static sh tests/hostile.sh static
-    part examples sh tests/examples.sh
+    part sanitize_static sh tests/robust/sanitize.sh static
+    part examples sh tests/examples/examples.sh
     for tool in arm-none-eabi-gcc qemu-system-arm riscv64-linux-gnu-gcc qemu-system-riscv32 avr-gcc simavr; do
         have $tool || skip "the firmware that needs $tool" $tool
     done
-    part firmware sh tests/firmware.sh bits figures
-    part firmware_power sh tests/firmware.sh power careless
-    part checkpoint sh tests/checkpoint.sh crash damage
-    part checkpoint_more sh tests/checkpoint.sh files machines
-    part lockstep sh tests/lockstep.sh
+    part firmware sh tests/examples/firmware.sh bits figures
+    part firmware_power sh tests/examples/firmware.sh power careless
+    part checkpoint sh tests/examples/checkpoint.sh crash damage
+    part checkpoint_more sh tests/examples/checkpoint.sh files machines
+    part lockstep sh tests/examples/lockstep.sh
     if have mpicc && have mpirun; then
-        part zero1 sh tests/zero1.sh
+        part zero1 sh tests/examples/zero1.sh
     else
         skip "training on several ranks of MPI" "mpicc or mpirun"
     fi
     lacks=$(web_lacks)
     if [ -z "$lacks" ]; then part web sh build.sh web test; else skip "the playground in a browser" "$lacks" them; fi
-    part docs sh tests/docs.sh
-    part recipes sh tests/recipes.sh
-    if have python3; then part api python3 tests/api.py --check; else skip "the API reference" python3; fi
+    part docs sh tests/examples/docs.sh
+    part recipes sh tests/examples/recipes.sh
+    if have python3; then part api python3 tests/repo/api.py --check; else skip "the API reference" python3; fi
     [ -d build/python/clang_format ] || have clang-format-19 || skip "the format of the C files" clang-format-19
-    if have python3; then part signs python3 tests/signs.py; else skip "names, banners and format" python3; fi
-    part demo sh tests/demo.sh
-    part selftest sh tests/selftest.sh
-    part setup sh tests/setup.sh
-    part usage sh tests/usage.sh
-    part figures sh tests/figures.sh
+    if have python3; then part style python3 tests/repo/style.py; else skip "names, banners and format" python3; fi
+    part demo sh tests/examples/demo.sh
+    part selftest sh tests/bits/selftest.sh
+    part setup sh tests/repo/setup.sh
+    part usage sh tests/repo/usage.sh
+    part figures sh tests/repo/figures.sh
     build theorem1 $CC -O2 bench/theorem1.c -lm
     part theorem1 build/tests/theorem1 test
     if [ -d build/python/optimi ] && /usr/bin/python3 -c 'import torch, packaging' 2>/dev/null; then # the system's own
-        part peers /usr/bin/python3 tests/peers.py $CC
+        part peers /usr/bin/python3 tests/examples/peers.py $CC
     else
         skip "the rules compared with PyTorch and optimi" "python3-torch or torch-optimi"
     fi
     if have python3; then
         library_job
-        part bindings "${python:-python3}" tests/bindings.py build/tests/python
+        part bindings "${python:-python3}" tests/examples/bindings.py build/tests/python
     else
         skip "the bindings for Python" python3
     fi
     if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
-        part torch /usr/bin/python3 tests/test_torch.py build/tests/python
-        part torch_optim /usr/bin/python3 tests/test_torch_optim.py build/tests/python
-        part torch_many /usr/bin/python3 tests/test_torch_many.py build/tests/python
+        part torch /usr/bin/python3 tests/examples/test_torch.py build/tests/python
+        part torch_optim /usr/bin/python3 tests/examples/test_torch_optim.py build/tests/python
+        part torch_many /usr/bin/python3 tests/examples/test_torch_many.py build/tests/python
     else
         skip "the optimizers for PyTorch" python3-torch
     fi
     if [ -d build/python/optimi ] && PYTHONPATH=build/python /usr/bin/python3 -c 'import torch, safetensors' 2>/dev/null
     then
-        part convert_formats /usr/bin/python3 tests/test_convert_formats.py build/tests/python
+        part convert_formats /usr/bin/python3 tests/examples/test_convert_formats.py build/tests/python
     else
         skip "the converters" "python3-torch, torch-optimi or safetensors" them
     fi
     if /usr/bin/python3 -c 'import torch, sklearn, matplotlib' 2>/dev/null; then
-        part fidelity sh tests/fidelity.sh
+        part fidelity sh tests/examples/fidelity.sh
     else
         skip "the evidence with small settings" "python3-torch, python3-sklearn or python3-matplotlib" them
     fi
@@ -902,8 +902,8 @@ run_tests() {
 
 mutants() {
     case "${1:-all}" in
-    all) exec sh tests/mutants.sh all ;;
-    share) exec sh tests/mutants.sh share "${2%/*}" "${2#*/}" ;;
+    all) exec sh tests/robust/mutants.sh all ;;
+    share) exec sh tests/robust/mutants.sh share "${2%/*}" "${2#*/}" ;;
     *) wrong "mutants: it takes nothing, all, or share K/N" ;;
     esac
 }

@@ -1,0 +1,29 @@
+# Measures how much stack the public functions use, with tests/robust/stack.c, for each compiler and its flags; `quick`: for a
+# few. Prints TAP and, as comments, the largest values of each build. WebAssembly's stack is in bench/wasm.sh: it has no
+# stack of its own that a C program sees.
+out=build/tests/stack
+mkdir -p $out
+warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
+warnings="$warnings -Wmissing-prototypes -Werror"
+. tests/tap.sh
+try() { # try COMPILER FLAGS... (-z now: not with the stack of the linker, which looks up memcpy at its first call)
+    "$@" -std=c99 $warnings -I. -Wl,-z,now -o $out/stack tests/robust/stack.c >$out/log 2>&1 &&
+        $out/stack >$out/log 2>&1
+    report $? "$*"
+    sed -n 's/^[a-z ]*ok [0-9]* - \([a-z0-9]*, .*\): \([0-9]*\) bytes, .*/\2 \1/p' $out/log | sed "s/^/#     /"
+}
+for tool in gcc clang; do
+    if ! command -v $tool >/dev/null; then
+        missing "no $tool"
+        continue
+    fi
+    for level in -O0 -O1 -O2 -O3 -Os; do
+        try $tool $level -DKAHAN_OPT_NO_SIMD
+        try $tool $level -DKAHAN_OPT_NO_SIMD -DKAHAN_OPT_VMATH
+        if [ "${1:-}" = quick ] && [ $level != -O2 ]; then continue; fi
+        try $tool $level
+        try $tool $level -DKAHAN_OPT_VMATH
+    done
+done
+echo "1..$count"
+[ $failed = 0 ]
