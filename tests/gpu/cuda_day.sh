@@ -243,7 +243,7 @@ compile() {
         flags=-DKOPT_IMPLEMENTED_
         case $name in *vmath) flags="$flags -DKAHAN_OPT_VMATH" ;; esac
         case $name in gpu*) source=tests/gpu/cuda.c ;; bench*) source=bench/cuda.c ;; day*) source=tests/gpu/cuda_day.c ;;
-        *) source=tests/cuda_$name.c ;;
+        *) source=tests/gpu/cuda_$name.c ;;
         esac
         program $name $source $flags & jobs="$jobs $!"
     done

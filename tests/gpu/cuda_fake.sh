@@ -23,7 +23,7 @@ expect() { # expect PROGRAM ARGUMENT OUTPUT DESCRIPTION: the output must contain
 }
 
 for source in fake:cuda_fake test:cuda_fake_test; do
-    $compiler -std=gnu99 -Wall -Wextra -Werror -O2 -c -o $out/${source%:*}.o tests/${source#*:}.c
+    $compiler -std=gnu99 -Wall -Wextra -Werror -O2 -c -o $out/${source%:*}.o tests/gpu/${source#*:}.c
 done >$out/log 2>&1
 report $? "the runtime compiles without a warning"
 program right '' >$out/log 2>&1
