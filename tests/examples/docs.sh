@@ -341,7 +341,7 @@ one_file() { # compiles the block of $page, $line, as it is
 
 # ---- sh --------------------------------------------------------------------------------------------------------------
 
-usage=$(sh build.sh help)
+usage=$(sh build.sh help && sh build.sh bench help)
 in_usage() { # in_usage COMMAND WORD: does a usage line of the command contain the word?
     echo "$usage" | grep -e "\./build\.sh $1" | grep -q -e "\(^\|[^a-z0-9-]\)$2\([^a-z0-9-]\|\$\)"
 }
@@ -358,7 +358,7 @@ build_command() { # build_command WORDS...: arguments of ./build.sh; prints noth
     first=yes
     for word; do
         case $word in
-        --*) [ "$command" = examples ] || in_usage "$command" "$word" || grep -q -w -e "$word" build.sh ||
+        --*) [ "$command" = examples ] || in_usage "$command" "$word" || cat build.sh bench/run.sh tests/gpu/cuda_day.sh | grep -q -w -e "$word" ||
             echo "./build.sh $command has no $word" ;;
         *[!a-z0-9_]* | '' | [0-9]*) ;;
         *) # a word of its own, or the value of an option

@@ -7,8 +7,6 @@
 out=build/tests/lockstep
 rm -rf $out
 mkdir -p $out
-warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
-warnings="$warnings -Wmissing-prototypes -Werror"
 flags='-O2 -ffp-contract=off -pthread'
 . tests/tap.sh
 

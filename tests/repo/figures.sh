@@ -4,6 +4,7 @@ out=build/tests/figures
 rm -rf $out
 mkdir -p $out/copy/docs/examples $out/copy/bench
 cp build.sh $out/copy
+cp bench/run.sh $out/copy/bench
 cp docs/figures.sh $out/copy/docs
 count=0
 report() { # report STATUS DESCRIPTION

@@ -2,8 +2,10 @@
 # without the system's paths. Prints TAP.
 out=$PWD/build/tests/setup
 rm -rf "$out"
-mkdir -p "$out/bin"
-sed 's,/usr/bin/python3,python3,g; s,/usr/local/,none/,g; s,/etc/,none/,g' build.sh >"$out/build.sh"
+mkdir -p "$out/bin" "$out/tests"
+for name in build.sh tests/setup.sh; do
+    sed 's,/usr/bin/python3,python3,g; s,/usr/local/,none/,g; s,/etc/,none/,g' $name >"$out/$name"
+done
 for tool in cat dirname env grep mkdir rm sed tail; do ln -s "$(command -v $tool)" "$out/bin/$tool"; done
 pretend() { # pretend NAME: makes a fake program of the lines on stdin
     { echo '#!/bin/sh' && cat; } >"$out/bin/$1"

@@ -7,7 +7,8 @@ copy="$out/a b's"
 mkdir -p "$copy/bench" "$copy/docs/examples" "$copy/tests/unit" "$copy/tests/bits" "$copy/tests/repo" "$copy/tests/gpu"
 cp build.sh "$copy"
 cp docs/figures.sh "$copy/docs"
-cp bench/compare.sh bench/calls.sh "$copy/bench"
+cp bench/*.sh "$copy/bench"
+cp tests/*.sh "$copy/tests"
 cp tests/gpu/cuda_day.sh "$copy/tests/gpu"
 count=0
 report() { # report STATUS DESCRIPTION
@@ -118,7 +119,7 @@ try '"ok 1"' '"1..1"' '"###" + TWO'
 report $? "... otherwise it succeeds"
 [ "$(cd "$copy" && build/tests/golden.t | head -n 1)" = 'ok 1 - build/tests/probe.native build/tests/probe.ofast' ]
 report $? "... a part has its arguments"
-sed -n '/^quote() (/,/^)/p; /^script() (/,/^)/p; /^part() (/,/^)/p' build.sh >"$copy/words.sh"
+sed -n '/^quote() (/,/^)/p; /^script() (/,/^)/p; /^part() (/,/^)/p' tests/run.sh >"$copy/words.sh"
 echo 'part words printf "<%s>" "$@"' >>"$copy/words.sh"
 (cd "$copy" && sh -eu words.sh "it's 'quoted'" '' '$HOME `pwd` \' "two
 lines" '*' && build/tests/words.t) >$out/said
