@@ -1,4 +1,5 @@
-# `./build.sh test`, a part of build.sh: every part is a small script in build/tests that prints TAP. prove runs them all.
+# `./build.sh test`, a part of build.sh: every part is a small script in build/tests that prints TAP. prove runs them.
+# What is much like another part or build runs by turns: see turn in tests/tap.sh.
 # shellcheck shell=sh disable=SC2086
 . tests/tap.sh
 
@@ -97,6 +98,7 @@ wasi() { # wasi COMPILER: does it build programs for WASI?
 
 sleef() { # sleef SUFFIX COMPILER FLAG...: builds the tests of arrays and steps with SLEEF and adds them as parts
     suffix=$1
+    [ $suffix = sleef ] || turn 4 || return 0
     shift
     for name in test_vmath.$suffix test_atan.$suffix; do
         build $name "$@" -DKAHAN_OPT_SLEEF tests/unit/${name%%.*}.c -lsleef -lm
@@ -134,6 +136,7 @@ vmath_parts() {
     library=build/sleef-arm64/usr/lib/aarch64-linux-gnu
     if have aarch64-linux-gnu-gcc && have qemu-aarch64 && [ -e $library/libsleef.so.3 ]; then
         for name in test_vmath test_atan; do
+            turn 4 || continue
             build $name.sleef_neon aarch64-linux-gnu-gcc -O2 -DKAHAN_OPT_SLEEF tests/unit/$name.c $library/libsleef.so.3 -lm
             part $name.sleef_neon qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=$library \
                 build/tests/$name.sleef_neon quick
@@ -171,8 +174,8 @@ clang_cxx98 clang++ -x c++ -std=c++98 -O2
 TEXT
     case $(uname -m) in x86_64) ;; *) return ;; esac
     if runs_with -m32; then
-        program tests/unit/test_inline.c x87 '' quick $CC -m32 -O2 -mno-sse -mfpmath=387
-        program tests/unit/test_inline.c x87_ofast '' quick $CC -m32 -Ofast -mno-sse -mfpmath=387
+        ! turn 2 || program tests/unit/test_inline.c x87 '' quick $CC -m32 -O2 -mno-sse -mfpmath=387
+        ! turn 2 || program tests/unit/test_inline.c x87_ofast '' quick $CC -m32 -Ofast -mno-sse -mfpmath=387
     else
         lacks "the inline step by x87" "gcc-multilib for -m32"
     fi
@@ -231,28 +234,35 @@ run_tests() {
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/tests/plain.c
     echo "building the tests ..."
     [ $fast = 0 ] || { fast_tests; return; }
-    program "$all" native '' '' $CC -O2
-    program "$more_bits tests/unit/test_atan.c" ofast '' quick $CC -Ofast -ffp-contract=fast
-    program "$more_bits" debug '' quick $CC -O0
-    program tests/unit/test_environment.c fast_math '' quick $CC -O3 -ffast-math -DKAHAN_OPT_STATIC
+    for source in $all; do
+        argument=quick
+        ! turn 8 || argument=
+        program $source native '' "$argument" $CC -O2
+    done
+    ! turn 2 || program "$more_bits tests/unit/test_atan.c" ofast '' quick $CC -Ofast -ffp-contract=fast
+    ! turn 2 || program "$more_bits" debug '' quick $CC -O0
+    ! turn 2 || program tests/unit/test_environment.c fast_math '' quick $CC -O3 -ffast-math -DKAHAN_OPT_STATIC
     if have clang-19; then
-        program tests/unit/test_environment.c clang19 '' quick clang-19 -O3 -ffast-math
+        ! turn 2 || program tests/unit/test_environment.c clang19 '' quick clang-19 -O3 -ffast-math
     else
         lacks "the caller's environment with clang-19" clang-19
     fi
     # without the instruction sets below that of this machine
-    program "$bits" this_machine '' quick $CC -O2 -march=native
+    ! turn 2 || program "$bits" this_machine '' quick $CC -O2 -march=native
     inline_parts
     if have clang; then
-        program "$more_bits tests/unit/test_atan.c" clang '' quick clang -Ofast -march=native -DKAHAN_OPT_ALL_ISAS
+        ! turn 2 ||
+            program "$more_bits tests/unit/test_atan.c" clang '' quick clang -Ofast -march=native -DKAHAN_OPT_ALL_ISAS
     else
         lacks "clang -Ofast -march=native" clang
     fi
     if have aarch64-linux-gnu-gcc && have qemu-aarch64; then
-        program "$more_bits tests/unit/test_atan.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
-        program tests/unit/test_environment.c neon_ofast qemu-aarch64 quick aarch64-linux-gnu-gcc -Ofast -static
-        part neon_exhaustive sh tests/bits/exhaustive.sh build/tests/test_convert.native \
-            qemu-aarch64 build/tests/test_convert.neon
+        ! turn 3 || {
+            program "$more_bits tests/unit/test_atan.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
+            program tests/unit/test_environment.c neon_ofast qemu-aarch64 quick aarch64-linux-gnu-gcc -Ofast -static
+            part neon_exhaustive sh tests/bits/exhaustive.sh build/tests/test_convert.native \
+                qemu-aarch64 build/tests/test_convert.neon
+        }
     else
         lacks "NEON under qemu" "aarch64-linux-gnu-gcc or qemu-aarch64"
     fi
@@ -261,6 +271,7 @@ run_tests() {
     do
         compiler=${target#*:}-gcc emulator=qemu-${target%%:*}
         if have "$compiler" && have "$emulator"; then
+            turn 3 || continue
             programs='tests/unit/test_convert.c tests/unit/test_vmath.c'
             case $compiler in
             s390x*) programs="$bits tests/unit/test_save.c" ;;
@@ -274,6 +285,7 @@ run_tests() {
     done
     for compiler in clang clang-19; do # vectors of WebAssembly
         if have node && wasi $compiler; then
+            turn 3 || continue
             programs='tests/unit/test_step_bits.c'
             [ $compiler = clang ] || programs="$bits tests/unit/test_save.c tests/unit/test_state.c"
             for source in $programs; do
@@ -302,14 +314,11 @@ run_tests() {
         lacks "the NumPy reference" python3-numpy
     fi
     vmath_parts
-    part stack sh tests/robust/stack.sh quick
+    part stack sh tests/robust/stack.sh
     part mutants sh tests/robust/mutants.sh turn 24
-    cells=$(sh tests/bits/matrix.sh missing)
-    if [ -n "$cells" ]; then
-        tools=$(echo "$cells" | tr ' ' '\n' | grep -v '^[0-9]*$' | sort -u | paste -s -d , - | sed 's/,/, /g')
-        lacks "$(echo "$cells" | grep -c .) of the cells" "$tools" them
-    fi
-    part matrix sh tests/bits/matrix.sh quick
+    tools=$(sh tests/bits/matrix.sh missing)
+    [ -z "$tools" ] || lacks "some of the matrix" "$(echo $tools)" them
+    part matrix sh tests/bits/matrix.sh turn
     if [ -n "$NVCC" ]; then part cuda sh tests/gpu/cuda.sh quick; else lacks "the checks of the GPU part with nvcc" nvcc; fi
     if have python3; then part cuda_fake sh tests/gpu/cuda_fake.sh; else lacks "the CUDA runtime for the CPU" python3; fi
     if [ -n "$NVCC" ] && have python3; then

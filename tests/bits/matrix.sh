@@ -2,10 +2,10 @@
 # machine supports. Each must print tests/bits/golden.txt. Prints TAP and writes build/matrix/table.md, the table of
 # docs/same-bits.md.
 #     sh tests/bits/matrix.sh          all, two at a time
-#     sh tests/bits/matrix.sh quick    without cells that are much like others, as ./build.sh test does
+#     sh tests/bits/matrix.sh turn     those whose turn it is, as ./build.sh test does
 #     sh tests/bits/matrix.sh N...     only these lines of the list
 #     sh tests/bits/matrix.sh list     the builds, numbered
-#     sh tests/bits/matrix.sh missing  the quick ones that cannot be built or run here, and the missing tools: NUMBER TOOL...
+#     sh tests/bits/matrix.sh missing  the tools that are missing here
 out=build/matrix
 
 # cell RUNNER ARCHITECTURE PATHS COMPILER FLAG...: one build. RUNNER is native, an emulator, or a name in run().
@@ -262,15 +262,6 @@ build() { # build RUNNER ARCHITECTURE PATHS COMPILER FLAG...
 
 # ---- all -------------------------------------------------------------------------------------------------------------
 
-quick() { # the numbers of the quick cells
-    few=' -O[13]( |$)|gcc -m32 -O(fast|2 -msse2)|g\+\+ .*98| clang(-19)? (-Os|-m32 -O(2$|fast|2 -msse2))'
-    few="$few| clang (-O0|-Ofast($| -flto)|--target=(arm|riscv|s390x|powerpc)|--target=aarch64.* -O2)"
-    few="$few| clang\\+\\+ .*-O2| clang\\+\\+-19 .*98"
-    few="$few| (riscv64|mips|powerpc)-linux-gnu-gcc .*-Ofast| clang --target=wasm32 -O2|cortex-m(7|33) .*-Os"
-    few="$few| clang-19 --target=wasm32 -O(0|2 -msimd128)"
-    echo $(sh "$0" list | grep -Ev "$few" | cut -d ' ' -f 1)
-}
-
 number=0
 case ${1:-} in
 build)
@@ -290,24 +281,19 @@ list)
     ;;
 missing)
     cell() { needs "$@"; }
-    lacking=' '
-    for tool in $(cells | sort -u); do have "$tool" || lacking="$lacking$tool "; done
-    numbers=" $(quick) "
-    cell() {
-        number=$((number + 1)) lacks=
-        case $numbers in *" $number "*) ;; *) return ;; esac
-        for tool in $(needs "$@"); do case $lacking in *" $tool "*) lacks="$lacks $tool" ;; esac; done
-        [ -z "$lacks" ] || echo "$number$lacks"
-    }
-    cells
+    for tool in $(cells | sort -u); do have "$tool" || echo "$tool"; done
     exit 0
     ;;
+turn)
+    . tests/tap.sh
+    cell() { number=$((number + 1)) && ! turn 8 || echo $number; }
+    set -- $(cells)
+    ;;
+'') set -- $(sh "$0" list | cut -d ' ' -f 1) ;;
 esac
 
 rm -rf $out
 mkdir -p $out
-[ $# = 0 ] && set -- $(sh "$0" list | cut -d ' ' -f 1)
-[ "$1" = quick ] && set -- $(quick)
 echo "$@" | xargs -n 1 -P 2 sh "$0" build
 if [ -d $out/wine ]; then # 700 MB
     WINEPREFIX=$PWD/$out/wine /usr/lib/wine/wineserver -k

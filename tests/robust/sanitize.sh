@@ -1,10 +1,11 @@
 # Hostile input and bad memory, one argument per part; each prints TAP:
-#   gcc, clang   test programs (quick; clang: all) and pseudo-random fuzzing under AddressSanitizer and UBSan
+#   gcc, clang   test programs (quick, by turns) and pseudo-random fuzzing under AddressSanitizer and UBSan
 #   fuzz         libFuzzer on tests/robust/fuzz.c, 30 seconds, under the same two
 #   valgrind     uses of values that were never set, which only valgrind sees
-#   static       cppcheck, clang-tidy, gcc -fanalyzer, clang --analyze on the implementation; the fuzzer's coverage
+#   static       cppcheck, clang-tidy (with clang's analyzer) and gcc -fanalyzer on the implementation; the fuzzer's coverage
 part=$1
 out=build/tests/sanitize.$part
+rm -rf $out
 mkdir -p $out
 printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/plain.c
 cp $out/plain.c $out/plain.cpp
@@ -24,23 +25,15 @@ case $part in
 gcc | clang)
     # Each test contains the implementation. Here it is compiled once without and once with vector mathematics, and
     # KOPT_IMPLEMENTED_ leaves it out of the tests.
-    for kind in plain vmath; do
-        define= && [ $kind = plain ] || define=-DKAHAN_OPT_VMATH
-        $part $sanitizers $define -I. -c $out/plain.c -o $out/$kind.o >$out/log 2>&1
-        report $? "$part: the implementation compiles with sanitizers: $kind"
-    done
-    sources=$(echo tests/*/test_*.c) # gcc: only those that reach the most code
-    [ $part = gcc ] && sources='tests/unit/test_api.c tests/unit/test_compress.c tests/unit/test_step_bits.c'
-    for source in $sources tests/robust/fuzz.c; do
+    every=4 && [ $part = clang ] || every=8
+    for source in tests/*/test_*.c tests/robust/fuzz.c; do
         name=$(basename $source .c) argument=quick
-        [ $name = fuzz ] && argument=6000
-        if grep -q 'define KAHAN_OPT_VMATH' $source; then
-            set -- -DKOPT_IMPLEMENTED_ $out/vmath.o
-        else
-            set -- -DKOPT_IMPLEMENTED_ $out/plain.o
-        fi
-        $part $sanitizers -DFUZZ_STANDALONE -o $out/$name $source "$@" -lm >$out/log 2>&1 &&
-            $out/$name $argument >$out/log 2>&1
+        case $name in fuzz) argument=6000 ;; *) turn $every || continue ;; esac
+        kind=plain define=
+        ! grep -q 'define KAHAN_OPT_VMATH' $source || kind=vmath define=-DKAHAN_OPT_VMATH
+        { [ -e $out/$kind.o ] || $part $sanitizers $define -I. -c $out/plain.c -o $out/$kind.o; } >$out/log 2>&1 &&
+            $part $sanitizers -DFUZZ_STANDALONE -DKOPT_IMPLEMENTED_ -o $out/$name $source $out/$kind.o -lm \
+                >$out/log 2>&1 && $out/$name $argument >$out/log 2>&1
         report $? "$part: $name under AddressSanitizer and UBSan"
     done
     ;;
@@ -74,6 +67,7 @@ static)
         for options in "c -std=c99" "cpp -std=c++98" "cpp -std=c++17" "c -std=c99 -DKAHAN_OPT_NO_SIMD" \
             "c -std=c99 --target=aarch64-linux-gnu -isystem /usr/aarch64-linux-gnu/include"; do
             case $options in *aarch64*) [ -d /usr/aarch64-linux-gnu/include ] || continue ;; esac
+            turn 2 || continue
             clang-tidy --quiet $out/plain.${options%% *} -- ${options#* } -I. >$out/log 2>&1
             report $? "clang-tidy: ${options#* }"
         done
@@ -81,6 +75,7 @@ static)
     if command -v cppcheck >/dev/null; then
         for options in "--std=c99" "--std=c99 -D__GNUC__=12 -D__x86_64__=1 -DKAHAN_OPT_NO_SIMD" \
             "--std=c++17 --language=c++"; do
+            turn 2 || continue
             silent "cppcheck: $options" cppcheck -q --error-exitcode=1 --enable=warning,performance,portability \
                 --suppress=toomanyconfigs --suppress=passedByValue $options -I. $out/plain.c
         done
@@ -89,11 +84,6 @@ static)
     # kernels is the same.
     command -v gcc >/dev/null &&
         silent "gcc -fanalyzer" gcc -std=c99 -fanalyzer -DKAHAN_OPT_NO_SIMD -I. -c $out/plain.c -o $out/plain.o
-    if command -v clang >/dev/null; then
-        silent "clang --analyze" clang --analyze --analyzer-output text -std=c99 -I. $out/plain.c
-        silent "clang --analyze, scalar" clang --analyze --analyzer-output text -std=c99 -DKAHAN_OPT_NO_SIMD \
-            -I. $out/plain.c
-    fi
     ;;
 *)
     echo "usage: sh tests/robust/sanitize.sh gcc | clang | fuzz | valgrind | static" >&2

@@ -1,5 +1,5 @@
-# Measures how much stack the public functions use, with tests/robust/stack.c, for each compiler and its flags; `quick`: for a
-# few. Prints TAP and, as comments, the largest values of each build. WebAssembly's stack is in bench/wasm.sh: it has no
+# Measures how much stack the public functions use, with tests/robust/stack.c, for each compiler and its flags, by
+# turns. Prints TAP and, as comments, the largest values of each build. WebAssembly's stack is in bench/wasm.sh: it has no
 # stack of its own that a C program sees.
 out=build/tests/stack
 mkdir -p $out
@@ -16,11 +16,9 @@ for tool in gcc clang; do
         continue
     fi
     for level in -O0 -O1 -O2 -O3 -Os; do
-        try $tool $level -DKAHAN_OPT_NO_SIMD
-        try $tool $level -DKAHAN_OPT_NO_SIMD -DKAHAN_OPT_VMATH
-        if [ "${1:-}" = quick ] && [ $level != -O2 ]; then continue; fi
-        try $tool $level
-        try $tool $level -DKAHAN_OPT_VMATH
+        for simd in '' -DKAHAN_OPT_NO_SIMD; do
+            for vmath in '' -DKAHAN_OPT_VMATH; do ! turn 8 || try $tool $level $simd $vmath; done
+        done
     done
 done
 echo "1..$count"

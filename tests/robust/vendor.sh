@@ -1,6 +1,6 @@
 # The header in other projects' builds: with any language, compiler, folder, file name, order of includes and other
 # headers it compiles without a warning, and nothing of it leaks. Prints TAP. Arguments: the sections to run (default:
-# all): warnings leaks pragmas windows targets names pairs versions
+# all): warnings leaks pragmas windows targets names pairs versions. Builds that are much like others run by turns.
 wanted=" ${*:-warnings leaks pragmas windows targets names pairs versions} "
 out=build/tests/vendor/${1:-all}
 rm -rf $out
@@ -55,6 +55,7 @@ everything='-Weverything -Werror -Wno-padded -Wno-unknown-warning-option -Wno-un
 languages() { # languages COMPILER FLAGS STANDARDS SOURCES: no warning without optimization
     for standard in $3; do
         for source in $4; do
+            turn 3 || continue
             check "$1 -std=$standard: $source" $1 -std=$standard $2 -I. -fsyntax-only $out/$source.c
         done
     done
@@ -65,14 +66,14 @@ if section warnings; then
         languages gcc "$gcc_c" 'gnu89 c99 c11 gnu17' 'plain'
         languages gcc "$gcc_c" 'c2x' 'plain static no_simd often often_static declare vmath'
         languages gcc '-Wall -Wextra -Werror' 'c89' 'plain'
-        check "gcc -O3: no warning that needs the optimizer" gcc -std=c99 $gcc_c -O3 -I. \
+        ! turn 2 || check "gcc -O3: no warning that needs the optimizer" gcc -std=c99 $gcc_c -O3 -I. \
             -c $out/plain.c -o $out/gcc_O3.o
     else missing "no gcc: warnings in C"; fi
     if have g++; then
         languages 'g++ -x c++' "$gcc_cpp -Wno-long-long" 'c++98' 'plain vmath'
         languages 'g++ -x c++' "$gcc_cpp" 'c++11 c++14 c++17' 'plain'
         languages 'g++ -x c++' "$gcc_cpp" 'c++20' 'plain static no_simd often often_static declare vmath'
-        check "g++ -O2: no warning that needs the optimizer" g++ -x c++ -std=c++17 $gcc_cpp -O2 -I. \
+        ! turn 2 || check "g++ -O2: no warning that needs the optimizer" g++ -x c++ -std=c++17 $gcc_cpp -O2 -I. \
             -c $out/plain.c -o $out/g++_O2.o
     else missing "no g++: warnings in C++"; fi
     for c in $clangs; do
@@ -81,7 +82,7 @@ if section warnings; then
         languages "$c -x c++" "$everything" 'c++98' 'plain vmath'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++11 c++17' 'plain'
         languages "$c -x c++" "$everything -Wno-c++98-compat" 'c++20' 'plain static no_simd often_static declare'
-        check "$c -O2" $c -std=c99 $everything -O2 -I. -c $out/plain.c -o $out/clang_O2.o
+        ! turn 2 || check "$c -O2" $c -std=c99 $everything -O2 -I. -c $out/plain.c -o $out/clang_O2.o
     done
     [ -n "$clangs" ] || missing "no clang: -Weverything"
     for source in plain static no_simd often often_static declare; do
@@ -92,6 +93,7 @@ if section warnings; then
         for flags in -DNDEBUG '-O1 -D_FORTIFY_SOURCE=2' '-fshort-enums -funsigned-char' -march=x86-64-v4 \
             -pedantic-errors; do
             case "$flags" in -march*) [ "$(uname -m)" = x86_64 ] || continue ;; esac
+            turn 2 || continue
             source=plain
             case "$flags" in -O*) source=no_simd ;; esac
             check "gcc $flags" gcc -std=c99 $gcc_c $flags -I. -c -fsyntax-only $out/$source.c
@@ -190,12 +192,14 @@ if section windows; then
     for c in $clangs; do
         for language in C P; do
             for source in plain static no_simd often_static; do
+                turn 3 || continue
                 check "$c as clang-cl /W4 /WX /T$language: $source" $c --driver-mode=cl \
                     --target=x86_64-pc-windows-msvc /W4 /WX \
                     -Xclang -ffreestanding -I. /Zs /T$language $out/$source.c
             done
         done
         for arch in AVX AVX2 AVX512; do
+            turn 3 || continue
             check "$c as clang-cl /O2 /arch:$arch: code for its instruction sets" $c --driver-mode=cl \
                 --target=x86_64-pc-windows-msvc /W4 /WX -Xclang -ffreestanding -I. /O2 /arch:$arch \
                 /c /Fo$out/windows.obj /TC $out/plain.c
@@ -295,7 +299,7 @@ if section targets; then
         if have objdump; then
             printf '#define KAHAN_OPT_VMATH\n#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/sets.c
             for c in gcc $clangs; do
-                have $c || continue
+                have $c && turn 3 || continue
                 $c -O2 -I. -c -o $out/sets.o $out/sets.c && objdump -d --no-show-raw-insn $out/sets.o |
                     awk '/^[0-9a-f]+ </ { name = $2; total += name ~ /_(scalar|sse2|avx2|avx512)_/ }
                         name ~ /_(scalar|sse2)_/ && /[yz]mm|\tv[a-z]/ { print name $0 }
@@ -307,7 +311,7 @@ if section targets; then
         fi
         if have qemu-x86_64; then # which also knows SSE4.1 from what came before it
             for c in gcc $clangs; do
-                have $c || continue
+                have $c && turn 3 || continue
                 $c -O2 -static -o $out/probe tests/bits/probe.c >$out/log 2>&1
                 for isa in sse2 scalar; do
                     qemu-x86_64 -cpu core2duo $out/probe $isa >$out/lines 2>$out/log &&
@@ -322,6 +326,7 @@ if section targets; then
             aarch64_be-none-elf aarch64-apple-ios arm64-apple-macos x86_64-scei-ps4 x86_64-sie-ps5 i386-none-elf \
             x86_64-linux-gnux32 i686-pc-windows-msvc aarch64-pc-windows-msvc msp430 avr hexagon riscv32-none-elf \
             riscv64-none-elf mips-none-elf powerpc64-none-elf s390x-none-elf m68k bpf; do
+            turn 3 || continue
             # -Wno-...-quirks: the driver's own, avr has no C library here
             flags="--target=$target -ffreestanding -Wall -Wextra -Wpedantic -Wconversion -Werror"
             flags="$flags -Wno-avr-rtlib-linking-quirks"
@@ -474,6 +479,7 @@ TEXT
     }
     for compiler in 'gcc -O1' 'gcc -O1 -flto' 'g++ -O1 -x c++' 'g++ -O1 -flto -x c++' 'clang -O1'; do
         have ${compiler%% *} || { missing "no ${compiler%% *}"; continue; }
+        turn 2 || continue
         for flags in -DKAHAN_OPT_VMATH: :-DKAHAN_OPT_VMATH -DKAHAN_OPT_SLEEF: \
             '-DKAHAN_OPT_API=__attribute__((visibility("default"))):'; do
             pair "${flags%%:*}" "${flags#*:}" $compiler
@@ -765,6 +771,7 @@ TEXT
         [ -n "$clang" ] && symbols clang_O2.o "$clang -O2"
         gcc -Os -I. -c $out/plain.c -o $out/gcc_Os.o && symbols gcc_Os.o "gcc -Os"
         for flags in 'gcc -Os' 'gcc -O3' "${clang:-gcc} -Os" "${clang:-gcc} -O3"; do
+            turn 2 || continue
             $flags -I. -c $out/no_simd.c -o $out/no_simd.o && symbols no_simd.o "no_simd, $flags"
             nm $out/no_simd.o | grep kopt_chosen_ >$out/log
             ! grep -q . $out/log
@@ -813,6 +820,7 @@ TEXT
     [ "$(uname -m)" = x86_64 ] && x86=-mfma
     for flags in 'gcc -O0' "gcc -O2 $x86 -ffp-contract=fast" "gcc -Ofast $x86" 'gcc -Os -fwrapv' "${clang:-gcc} -O0" \
         "${clang:-gcc} -O2 $x86 -ffp-contract=off" "${clang:-gcc} -Ofast $x86"; do
+        turn 2 || continue
         have ${flags%% *} && have objcopy || continue
         for source in user user_after; do
             # compares the contents of sections, not their addresses: gcc -O0 aligns

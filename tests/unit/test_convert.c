@@ -1,6 +1,6 @@
 /* test_convert.c - kopt_convert against integer references: every fp32 to both 16-bit formats, every 16-bit number to
    every format, on every instruction set of this machine. Argument "quick": 2^26 of the 2^32, and all neighbourhoods
-   of special values. */
+   of special values. "hash" and "reference" print the hash of all 2^32, or with K N of every Nth chunk from K on. */
 #include <stddef.h>
 static size_t stream_from = 64;
 #define KOPT_NT_THRESHOLD_ stream_from /* bytes: results are written past the caches, and not, in turn */
@@ -86,11 +86,11 @@ static void check_narrowing(int quick) {
     }
 }
 
-static void print_hash(int of_reference) {
+static void print_hash(int of_reference, uint32_t first, uint32_t every) {
     uint64_t hash = FNV_START, four;
     uint32_t chunk, i;
     int f;
-    for (chunk = 0; chunk < 0x10000; ++chunk) {
+    for (chunk = first; chunk < 0x10000; chunk += every) {
         for (i = 0; i < CHUNK; ++i) input[i] = chunk * CHUNK + i;
         for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
             if (of_reference)
@@ -233,7 +233,8 @@ static void check_edges(void) {
 int main(int count, char **arguments) {
     const char *mode = count > 1 ? arguments[1] : "full";
     if (!strcmp(mode, "hash") || !strcmp(mode, "reference")) {
-        print_hash(!strcmp(mode, "reference"));
+        print_hash(!strcmp(mode, "reference"), count > 3 ? (uint32_t)atoi(arguments[2]) : 0,
+                   count > 3 ? (uint32_t)atoi(arguments[3]) : 1);
         return 0;
     }
     check_narrowing(!strcmp(mode, "quick"));
