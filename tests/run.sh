@@ -315,14 +315,14 @@ run_tests() {
     fi
     vmath_parts
     part stack sh tests/robust/stack.sh
-    part mutants sh tests/robust/mutants.sh turn 24
+    part mutants sh tests/robust/mutants.sh turn
     tools=$(sh tests/bits/matrix.sh missing)
     [ -z "$tools" ] || lacks "some of the matrix" "$(echo $tools)" them
     part matrix sh tests/bits/matrix.sh turn
-    if [ -n "$NVCC" ]; then part cuda sh tests/gpu/cuda.sh quick; else lacks "the checks of the GPU part with nvcc" nvcc; fi
+    if [ -n "$NVCC" ]; then part cuda sh tests/gpu/cuda.sh ${KOPT_ALL:-quick}; else lacks "the checks of the GPU part with nvcc" nvcc; fi
     if have python3; then part cuda_fake sh tests/gpu/cuda_fake.sh; else lacks "the CUDA runtime for the CPU" python3; fi
     if [ -n "$NVCC" ] && have python3; then
-        part cuda_day sh tests/gpu/cuda_day_test.sh
+        ! turn 6 || part cuda_day sh tests/gpu/cuda_day_test.sh
     else
         lacks "the rehearsal of the day with a GPU" "nvcc or python3"
     fi
@@ -398,7 +398,7 @@ run_tests() {
         lacks "the converters" "python3-torch, torch-optimi or safetensors" them
     fi
     if /usr/bin/python3 -c 'import torch, sklearn, matplotlib' 2>/dev/null; then
-        part fidelity sh tests/examples/fidelity.sh
+        ! turn 4 || part fidelity sh tests/examples/fidelity.sh
     else
         lacks "the evidence with small settings" "python3-torch, python3-sklearn or python3-matplotlib" them
     fi

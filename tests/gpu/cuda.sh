@@ -1,7 +1,7 @@
 # Checks kahan_opt_cuda.cuh with nvcc. Without a GPU: it compiles for every architecture within the limits of registers,
 # no flag changes the PTX, C links with the object, every function returns a result code, and tests/gpu/cuda.c runs the PTX
 # on the CPU. With a GPU it runs there, too. Prints TAP. With the argument "quick": two architectures instead of all,
-# fewer lists.
+# fewer lists. Part of it runs by turns.
 out=build/tests/cuda_nvcc
 rm -rf $out/keep
 mkdir -p $out/keep
@@ -87,6 +87,7 @@ for source in plain vmath; do
     for flags in "--use_fast_math" "-fmad=false" "-ftz=true -prec-div=false -prec-sqrt=false -fmad=true"; do
         # the first flag implies the last one; vmath contains all of plain
         case "$quick$flags$source" in yes-f* | yes--f* | yes-*plain) continue ;; esac
+        turn 2 || continue
         ptx $source other $flags && cmp $out/$source.ptx $out/other.ptx >$out/log 2>&1
         report $? "$source: the same PTX with $flags"
     done
@@ -120,6 +121,7 @@ for name in clang clang-19 clang-20; do
 done
 if [ -z "$clang" ]; then missing "no clang that compiles CUDA"; else
     for source in plain vmath; do
+        turn 2 || continue
         $clang -x cuda -fsyntax-only --cuda-path="$root" --cuda-gpu-arch=sm_90 -I. -I$out -Wno-unknown-cuda-version \
             -Wall -Werror $out/$source.cu >$out/log 2>&1
         report $? "$source: $clang accepts it as CUDA, for the GPU and the host"
@@ -130,6 +132,7 @@ fi
     cat $out/plain.cu
 } >$out/few.cu
 for flags in -std=c++17 "-std=c++20 -rdc=true"; do
+    turn 2 || continue
     $nvcc -I. $flags -O3 -Werror all-warnings -arch=compute_75 -c -o $out/few.o $out/few.cu >$out/log 2>&1
     report $? "compiles with $flags"
 done
@@ -203,7 +206,7 @@ on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE
 ${CC:-cc} -std=gnu99 -O2 -c -o $out/fake.o tests/gpu/cuda_fake.c
 if [ -n "$quick" ]; then many=100 some=50; else many=1000 some=400; fi
 on_cpu plain $many
-on_cpu vmath $some
+! turn 2 || on_cpu vmath $some
 
 ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/gpu/cuda_state.c >$out/log 2>&1 &&
     ${CC:-cc} -o $out/state $out/state.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&

@@ -1,5 +1,5 @@
-# mutants.sh all | share K/N | turn N: makes mutants of the header (tests/robust/mutants.py) and runs the tests on each until
-# one fails. turn: one of N shares, a different one with each commit. Prints TAP. A mutant that survives is a failure,
+# mutants.sh all | share K/N | turn: makes mutants of the header (tests/robust/mutants.py) and runs the tests on each until
+# one fails. turn: one of 24 shares, the next one with the next commit. Prints TAP. A mutant that survives is a failure,
 # unless tests/robust/mutants.txt says why it may. So is a mutant of that list that a test kills.
 # JOBS: how many run at a time. `mutants.sh show N` prints mutant N, and the program that kills it.
 set -u
@@ -91,11 +91,12 @@ show) sed -n "$2p" $out/mutants; one $2; exit ;;
 all) k=1 n=1 ;;
 share) k=${2%/*} n=${2#*/} ;;
 turn)
-    n=$2
-    now=$(git rev-parse HEAD 2>/dev/null || cksum <kahan_opt.h)
-    k=$(($(printf '%s' "$now" | cksum | cut -d ' ' -f 1) % n + 1))
+    . tests/tap.sh
+    n=24
+    k=$((commit % n + 1))
+    [ -z "${KOPT_ALL:-}" ] || k=1 n=1
     ;;
-*) echo "usage: sh tests/robust/mutants.sh [all | share K/N | turn N]" >&2; exit 2 ;;
+*) echo "usage: ./build.sh mutants [all | share K/N | turn]" >&2; exit 2 ;;
 esac
 if [ "$(uname -m)" != x86_64 ] || ! command -v gcc >/dev/null || ! command -v python3 >/dev/null; then
     echo "1..0 # SKIP mutants need x86-64, gcc and python3"
