@@ -2,7 +2,7 @@
 
     ./build.sh bench converters [FOLDER]     FOLDER has kahan_opt (default build/python)
 
-Runs test_convert_formats.py of tests/examples first, then prints three tables (docs/converters.md): runs that change the
+Runs test_convert_formats.py of tests/examples first, then prints tables (docs/converters.md): runs that change the
 library in the middle, the 8-bit quantizers beside each other, and all 2^32 words of fp32 as 16-bit remainders. Exits
 with 1 if a number is above its limit. TransformerEngine and apex run on a GPU only: their formulas are in the test."""
 import os

@@ -1,5 +1,5 @@
-# What the shell scripts of the tests share: `. tests/tap.sh`. They print the Test Anything Protocol, as `prove` reads it. A
-# script writes what its last command said to $out/log, and ends with `echo "1..$count"`.
+# What the shell scripts of the tests share: `. tests/tap.sh`. They print the Test Anything Protocol, as `prove` reads
+# it. A script writes what its last command said to $out/log, and ends with `echo "1..$count"`.
 count=0
 failed=0
 report() { # report STATUS DESCRIPTION: a failure is followed by what was said, without lines that are ok
@@ -19,7 +19,7 @@ cxx_warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -
 cxx_warnings="$cxx_warnings -Werror"
 warnings="$cxx_warnings -Wmissing-prototypes"
 
-# What is much like something else runs by turns: one of N, the next one with the next commit. `test --all`: all of them.
+# What is much like something else runs by turns: one of N, the next one with the next commit. `test --all`: all.
 turn() { # turn N: is it this one's turn? A script asks for one after the other
     turns=$((${turns:--1} + 1))
     [ -n "${KOPT_ALL:-}" ] || [ $((turns % $1)) = $((commit % $1)) ]

@@ -1,5 +1,5 @@
 /* probe.c - does this build, on this machine, give the promised bits? Prints one line per group of cases, NAME HASH,
-   and at the end `all HASH`; tests/bits/golden.txt holds the lines that must come out, tests/bits/probe.py computes them from
+   and at the end `all HASH`; golden.txt holds the lines that must come out, probe.py computes them from
    docs/numerics.md alone.
 
        void probe(void (*put)(const char *line));          put receives each line, with its '\n'

@@ -745,7 +745,7 @@ def written_moment(o, i, x):
     return np.where((result == 0) & (y != 0), 1, result) if rooted else result
 
 
-# ---- The probe: inputs, hashes, cases, in the order of tests/bits/probe.c ------------------------------------------------
+# ---- The probe: inputs, hashes, cases, in the order of probe.c ------------------------------------------------
 
 SPECIAL = [
     0x00000000, 0x00000001, 0x007FFFFF, 0x00008000, 0x00800000, 0x7F800000, 0x7FC00000, 0x7F800001,

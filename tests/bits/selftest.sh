@@ -1,4 +1,4 @@
-# tests/bits/selftest.c finds nothing wrong in the builds that users make, and says what is wrong in broken ones. Prints TAP.
+# selftest.c finds nothing wrong in the builds that users make, and says what is wrong in broken ones. Prints TAP.
 #     sh tests/bits/selftest.sh           all
 #     sh tests/bits/selftest.sh OBJECT    only its table, with the implementation in OBJECT
 #     sh tests/bits/selftest.sh table     prints what the table of tests/bits/selftest.c must be

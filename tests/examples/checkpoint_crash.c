@@ -2,7 +2,7 @@
    Whatever happens: started again, it finds a good checkpoint, loses nothing that it said was saved, and ends with the
    bits of the run that nothing happened to. Prints TAP.
 
-       checkpoint_crash PROGRAM FAULTS.so FOLDER      FAULTS.so: tests/examples/checkpoint_faults.c. FOLDER: empty, or absent  */
+       checkpoint_crash PROGRAM FAULTS.so FOLDER      FAULTS.so: checkpoint_faults.c. FOLDER: empty, or absent  */
 #define _XOPEN_SOURCE 700
 #include "../unit/tap.h"
 

@@ -358,7 +358,8 @@ build_command() { # build_command WORDS...: arguments of ./build.sh; prints noth
     first=yes
     for word; do
         case $word in
-        --*) [ "$command" = examples ] || in_usage "$command" "$word" || cat build.sh bench/run.sh tests/gpu/cuda_day.sh | grep -q -w -e "$word" ||
+        --*) [ "$command" = examples ] || in_usage "$command" "$word" ||
+            cat build.sh bench/run.sh tests/gpu/cuda_day.sh | grep -q -w -e "$word" ||
             echo "./build.sh $command has no $word" ;;
         *[!a-z0-9_]* | '' | [0-9]*) ;;
         *) # a word of its own, or the value of an option

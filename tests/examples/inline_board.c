@@ -1,6 +1,6 @@
 /* inline_board.c - the inline steps on a board (board.h of docs/examples/firmware) with gradients and weights that are
-   ordinary, tiny, any bits, or zero: prints a hash of weights and state for each. tests/examples/firmware.sh compares the lines
-   of the boards with those of this machine, where tests/unit/test_inline.c compares the steps with the library. Small enough
+   ordinary, tiny, any bits, or zero: prints a hash of weights and state for each. firmware.sh compares the lines
+   of the boards with those of this machine, where unit/test_inline.c compares the steps with the library. Small enough
    for 16 KB of RAM; SGD crosses a span of random numbers, of 2048 elements. */
 #include "../../kahan_opt.h"
 

@@ -1,5 +1,5 @@
 /* recipes.c - trains one small task with a loop of docs/recipes.md: LOOP is its file, PROJECT the project that it has
-   the shape of. tests/examples/recipes.sh compiles it. The task: a network of two layers learns from another network of that
+   the shape of. recipes.sh compiles it. The task: a network of two layers learns from another network of that
    shape, with larger weights, and noise. Losses are averages over the same samples, without the noise.
 
    usage: PROGRAM ARM STEPS [FILE]

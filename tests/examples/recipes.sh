@@ -1,5 +1,5 @@
 # Checks docs/recipes.md. Each block of a trainer is a diff: with its `-` lines it is the loop as it was, with its `+`
-# lines the loop with this library. Both are compiled with tests/examples/recipes.c, which has the data and the rest of the
+# lines the loop with this library. Both are compiled with recipes.c, which has the data and the rest of the
 # network, and trained. Prints TAP. `sh tests/examples/recipes.sh table` prints the tables of the page instead, and
 # `sh tests/examples/recipes.sh times` what the loops take on this machine.
 # A new trainer is a block of the page, a PROJECT of tests/examples/recipes.c and a line `trainer` below.
@@ -60,7 +60,8 @@ time_it() {
             after=0
             [ $kind = before ] || after=1
             $CC -std=c99 -w $flags -ffp-contract=off -DWIDE -DAFTER=$after $project -DKOPT_IMPLEMENTED_ \
-                "-DLOOP=\"../../$out/${name}_$kind.c\"" -I. -o $out/timed tests/examples/recipes.c "$out/$flags.o" -lm || exit 1
+                "-DLOOP=\"../../$out/${name}_$kind.c\"" -I. -o $out/timed \
+                tests/examples/recipes.c "$out/$flags.o" -lm || exit 1
             set -- "$@" $($out/timed plain 300)
         done
     done

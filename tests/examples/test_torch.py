@@ -1,7 +1,7 @@
 """The package of docs/examples/python under PyTorch: what PyTorch's own tests check of an optimizer, case by case, the
 formulas against torch.optim and against a second implementation, and a small transformer. Prints TAP.
 
-    python3 tests/examples/test_torch.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
+    python3 test_torch.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
 import collections
 import copy
 import ctypes

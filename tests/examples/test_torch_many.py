@@ -1,7 +1,7 @@
 """The optimizers beside what else a training has: several processes, FSDP2, checkpoints of torch.distributed,
 torch.compile, several optimizers under one GradScaler, SAM. Prints TAP.
 
-    python3 tests/examples/test_torch_many.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
+    python3 test_torch_many.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
 import copy
 import os
 import subprocess

@@ -1,6 +1,6 @@
 """The generic checks of PyTorch's own tests of optimizers, on the configurations that PyTorch has for them. Prints TAP.
 
-    python3 tests/examples/test_torch_optim.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it
+    python3 test_torch_optim.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it
 
 The classes are registered as OptimizerInfo, with the configurations, schedulers and wrong arguments of
 torch.testing._internal.common_optimizers: of PyTorch 2.3 and later, which ./build.sh bench torch tests installs. With

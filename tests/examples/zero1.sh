@@ -1,5 +1,5 @@
 # docs/examples/zero1.c: the same checkpoint, bit for bit, from 1 to 4 ranks of MPI, without mpirun, from one process
-# with whole tensors (tests/examples/zero1_whole.c), and after ranks were killed at any place; damaged files are refused in
+# with whole tensors (zero1_whole.c), and after ranks were killed at any place; damaged files are refused in
 # words. And docs/distributed.md has the tables that docs/distributed.py prints. Prints TAP.
 #
 # Only lists of words are unquoted: flags, options, arguments.

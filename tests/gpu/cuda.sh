@@ -1,5 +1,5 @@
 # Checks kahan_opt_cuda.cuh with nvcc. Without a GPU: it compiles for every architecture within the limits of registers,
-# no flag changes the PTX, C links with the object, every function returns a result code, and tests/gpu/cuda.c runs the PTX
+# no flag changes the PTX, C links with the object, every function returns a result code, and cuda.c runs the PTX
 # on the CPU. With a GPU it runs there, too. Prints TAP. With the argument "quick": one architecture instead of all,
 # fewer lists. Part of it runs by turns.
 out=build/tests/cuda_nvcc
@@ -178,7 +178,7 @@ else
     fi
 fi
 
-# 5. The same PTX on the CPU: see tests/gpu/ptx.py and tests/gpu/cuda_fake.c. The same tests run, on every machine with nvcc.
+# 5. The same PTX on the CPU: see ptx.py and cuda_fake.c. The same tests run, on every machine with nvcc.
 echo '#include <ucontext.h>
 _Float16 half; __int128 wide; ucontext_t context;' >$out/probe.c
 if ! command -v python3 >/dev/null || ! ${CC:-cc} -c -o $out/probe.o $out/probe.c 2>$out/log; then

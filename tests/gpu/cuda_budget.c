@@ -1,5 +1,5 @@
 /* cuda_budget.c - PTX instructions that a step executes for each element, and that the prologue's longest thread
-   executes, within limits. tests/gpu/cuda_fake.c counts them, so the figures are the same on every machine with the same
+   executes, within limits. cuda_fake.c counts them, so the figures are the same on every machine with the same
    nvcc. They are for compute_75 at -O3, before ptxas. Argument: the name of the compiler. What was executed goes to the
    file that PTX_PROFILE names, for tests/gpu/sass.py. */
 #define KAHAN_OPT_IMPLEMENTATION

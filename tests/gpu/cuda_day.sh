@@ -2,7 +2,7 @@
 # Needs nvcc, a C compiler and `timeout`, no network. docs/gpu-day.md says what each part does and what is in the table.
 #
 # usage: cuda_day.sh [--part 0 | 1 | 2 | 3] [--rehearse]
-#     --rehearse   the same items without a GPU, on few numbers: the programs run with the runtime of tests/gpu/cuda_fake.c,
+#     --rehearse   the same items without a GPU, on few numbers: the programs run with the runtime of cuda_fake.c,
 #                  or with the objects in the folder KOPT_CUDA_FAKE; the tools are stubs
 # An item that fails, or that was not run to its end, fails the day: the exit status is 1.
 # Environment: OUT (folder of cuda-day.csv and the logs; default build), CUDA_DAY_LIMIT (seconds of any item at most),
@@ -210,8 +210,9 @@ link() { # link NAME OBJECT...
     limited $CC -o "$work/$name" "$work/$name.c.o" "$@" >>"$work/$name.cc" 2>&1
 }
 
-sources='kahan_opt.h kahan_opt_cuda.cuh tests/gpu/cuda.c tests/gpu/cuda_state.c tests/gpu/cuda_day.c tests/gpu/cuda_golden.c
-    tests/gpu/cuda_device.h tests/bits/probe.c tests/unit/inputs.h tests/unit/tap.h bench/cuda.c'
+sources='kahan_opt.h kahan_opt_cuda.cuh tests/gpu/cuda.c tests/gpu/cuda_state.c tests/gpu/cuda_day.c
+    tests/gpu/cuda_golden.c tests/gpu/cuda_device.h tests/bits/probe.c tests/unit/inputs.h tests/unit/tap.h
+    bench/cuda.c'
 [ -z "$rehearse" ] || sources="$sources $(ls tests/gpu/ptx.py tests/gpu/cuda_fake.* 2>/dev/null)"
 stamp="$(cat $sources | cksum) $gpu $compiler $CC ${KOPT_CUDA_FAKE:-}"
 
@@ -242,7 +243,10 @@ compile() {
     for name in $programs $vmath_programs; do
         flags=-DKOPT_IMPLEMENTED_
         case $name in *vmath) flags="$flags -DKAHAN_OPT_VMATH" ;; esac
-        case $name in gpu*) source=tests/gpu/cuda.c ;; bench*) source=bench/cuda.c ;; day*) source=tests/gpu/cuda_day.c ;;
+        case $name in
+        gpu*) source=tests/gpu/cuda.c ;;
+        bench*) source=bench/cuda.c ;;
+        day*) source=tests/gpu/cuda_day.c ;;
         *) source=tests/gpu/cuda_$name.c ;;
         esac
         program $name $source $flags & jobs="$jobs $!"

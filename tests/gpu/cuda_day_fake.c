@@ -1,4 +1,4 @@
-/* cuda_day_fake.c - the events that bench/cuda.c needs beside what tests/gpu/cuda_fake.c has: they wait for all work and
+/* cuda_day_fake.c - the events that bench/cuda.c needs beside what cuda_fake.c has: they wait for all work and
    hold the time of the host. Weak: a runtime that has events of its own wins. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>

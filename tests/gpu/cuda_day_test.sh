@@ -1,4 +1,4 @@
-# Rehearses tests/gpu/cuda_day.sh without a GPU: every item runs and is in the table; an item that fails, hangs or crashes
+# Rehearses cuda_day.sh without a GPU: every item runs and is in the table; an item that fails, hangs or crashes
 # makes the part fail, and the items after it still run. Needs nvcc and Python. Prints TAP.
 out=$PWD/build/tests/cuda_day
 rm -rf "$out"

@@ -1,4 +1,4 @@
-/* cuda_fake.c - a small CUDA runtime that runs kernels on the CPU, from the C that tests/gpu/ptx.py writes. It goes below
+/* cuda_fake.c - a small CUDA runtime that runs kernels on the CPU, from the C that ptx.py writes. It goes below
    the object that nvcc makes, in place of NVIDIA's library. The threads of a block are coroutines: a barrier or shuffle
    stops a thread until the others are there.
 

@@ -1,4 +1,4 @@
-# Checks tests/gpu/ptx.py and tests/gpu/cuda_fake.c with small PTX kernels, without nvcc: right ones give their values, and
+# Checks ptx.py and cuda_fake.c with small PTX kernels, without nvcc: right ones give their values, and
 # every mistake that the runtime looks for is seen. Needs Python and a compiler with _Float16. Prints TAP.
 out=build/tests/cuda_fake
 mkdir -p $out

@@ -1,4 +1,4 @@
-/* cuda_fake_test.c - what tests/gpu/cuda_fake.sh runs: one kernel of tests/gpu/cuda_fake_test.ptx, or one use of the runtime.
+/* cuda_fake_test.c - what cuda_fake.sh runs: one kernel of cuda_fake_test.ptx, or one use of the runtime.
    Prints "right", "wrong: ..." or what cuda_fake.c bails out with. Argument: which. */
 #include "cuda_fake.h"
 

@@ -1,4 +1,4 @@
-/* cuda_golden.c - the lines of tests/bits/golden.txt, made on a GPU: tests/bits/probe.c, whose steps and norms come from
+/* cuda_golden.c - the lines of bits/golden.txt, made on a GPU: bits/probe.c, whose steps and norms come from
    kahan_opt_cuda.cuh. Ranges of a step, steps with counts, functions of arrays and state blocks stay on the CPU: both
    take turns with the same state. Linked with the object that nvcc made. */
 #define KAHAN_OPT_IMPLEMENTATION

@@ -1,4 +1,4 @@
-# The package of docs/examples/python on the CUDA runtime of tests/gpu/cuda_fake.c, which executes the PTX on the CPU: the
+# The package of docs/examples/python on the CUDA runtime of cuda_fake.c, which executes the PTX on the CPU: the
 # tensors are in its memory, and every step must have the bits of the CPU. Takes minutes; needs nvcc and PyTorch. Prints
 # TAP.
 out=build/tests/cuda_torch

@@ -5,7 +5,7 @@
      - it succeeds exactly when this file, which knows only the manual, says so;
      - an error has written nothing: not to the memory, the optimizer, the tensors, the step;
      - a success has written only where the manual says, and read nothing else (AddressSanitizer: all is poisoned);
-     - its result is that of tests/unit/reference.h, or of another instruction set in other slices, or fits its definition;
+     - its result is that of unit/reference.h, or of another instruction set in other slices, or fits its definition;
      - saved, moved, loaded: the run goes on bit for bit;
      - the caller's floating-point control register, whatever was in it, is back and has changed nothing.
    A target of libFuzzer; with FUZZ_STANDALONE a program: fuzz [COUNT [SEED [FIRST]]], or fuzz FILE: one finding. */

@@ -1,4 +1,4 @@
-# mutants.sh all | share K/N | turn: makes mutants of the header (tests/robust/mutants.py) and runs the tests on each until
+# mutants.sh all | share K/N | turn: makes mutants of the header (mutants.py) and runs the tests on each until
 # one fails. turn: one of 24 shares, the next one with the next commit. Prints TAP. A mutant that survives is a failure,
 # unless tests/robust/mutants.txt says why it may. So is a mutant of that list that a test kills.
 # JOBS: how many run at a time. `mutants.sh show N` prints mutant N, and the program that kills it.
@@ -62,7 +62,7 @@ build() { # builds all programs once
     cp -r tests $out
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/plain.c
     printf '%s\n' plain vmath >$out/objects
-    for source in tests/*/test_*.c tests/robust/fuzz.c; do # without the two slowest, which find nothing that the others miss
+    for source in tests/*/test_*.c fuzz.c; do # without the two slowest, which find nothing that the others miss
         case $source in */test_random.c | */test_rules.c) ;; *) basename $source .c ;; esac
     done >$out/programs
     printf '%s\n' probe test_no_simd >>$out/programs
@@ -121,7 +121,7 @@ awk -F '\t' -v share="$k of $n" '
         lives = result[2] == "-"
         if (lives && what in listed) may++
         else if (lives) print "not ok " (++count) " - lives: " what " (sh tests/robust/mutants.sh show " result[1] ")"
-        else if (what in listed) print "not ok " (++count) " - in tests/robust/mutants.txt, but " result[2] " kills it: " what
+        else if (what in listed) print "not ok " (++count) " - in mutants.txt, but " result[2] " kills it: " what
         killed += !lives
     }
     END {

@@ -2,7 +2,7 @@
 #   gcc, clang   test programs (quick, by turns) and pseudo-random fuzzing under AddressSanitizer and UBSan
 #   fuzz         libFuzzer on tests/robust/fuzz.c, 30 seconds, under the same two
 #   valgrind     uses of values that were never set, which only valgrind sees
-#   static       cppcheck, clang-tidy (with clang's analyzer) and gcc -fanalyzer on the implementation; the fuzzer's coverage
+#   static       cppcheck, clang-tidy (with clang's analyzer), gcc -fanalyzer; does the fuzzer call each function?
 part=$1
 out=build/tests/sanitize.$part
 rm -rf $out

@@ -1,6 +1,6 @@
 /* stack.c - how much stack the public functions use. Each call runs on a stack of its own that was painted before; what
    it takes is from an empty call's frame down to the lowest word that has changed. All rules, formats, roundings and
-   tools, for each instruction set, against the figures of the header's contract, point 6. tests/robust/stack.sh builds it with
+   tools, for each instruction set, against the figures of the header's contract, point 6. stack.sh builds it with
    several compilers. Prints TAP and, as comments, what used most. */
 #define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS, ucontext */
 #define KAHAN_OPT_IMPLEMENTATION

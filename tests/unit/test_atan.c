@@ -1,5 +1,5 @@
 /* test_atan.c - the rules of KAHAN_OPT_VMATH: Adam-atan2 and smooth Lion. Bit for bit as docs/numerics.md has them, in
-   all the ways of tests/unit/test_step_bits.c; the atan2 of a step against libm's in binary64; both published formulas over
+   all the ways of test_step_bits.c; the atan2 of a step against libm's in binary64; both published formulas over
    500 steps; what the rules promise. Argument "quick": a part of it. With KAHAN_OPT_SLEEF all of it by SLEEF, whose
    vectors are to have the bits of SLEEF's functions of one number. */
 #define KAHAN_OPT_VMATH

@@ -1,4 +1,4 @@
-/* test_compress.c - compressed gradients and reductions: the bits, by tests/unit/reference.h, which calls nothing of the
+/* test_compress.c - compressed gradients and reductions: the bits, by reference.h, which calls nothing of the
    code under test; means, sums over many steps and their bounds in binary64; what is refused. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"

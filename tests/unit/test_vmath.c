@@ -1,4 +1,4 @@
-/* test_vmath.c - vector mathematics: the 16-bit functions at all inputs against hashes that tests/bits/vmath.py made with
+/* test_vmath.c - vector mathematics: the 16-bit functions at all inputs against hashes that bits/vmath.py made with
    MPFR; the fp32 functions against libm's double ones and the same bits on every instruction set; lengths, overlap,
    refusals. With KAHAN_OPT_SLEEF the fp32 functions are SLEEF's. Argument "quick": 2^16 instead of 2^24 inputs per fp32
    function. "every": all 2^32 inputs of the unary ones, minutes. For tests/bits/vmath.py: "dump" and "values". */
