@@ -1,6 +1,6 @@
 # `./build.sh test`, a part of build.sh: every part is a small script in build/tests that prints TAP. prove runs them.
 # What is much like another part or build runs by turns: see turn in tests/tap.sh.
-# shellcheck shell=sh disable=SC2086
+# shellcheck shell=sh disable=SC2086,SC2154
 . tests/tap.sh
 
 skipped=0

@@ -3,7 +3,7 @@
 # served; `test` and `picture` open it in headless Chromium, and `lacks` says what they need and this machine has not.
 #
 # Only lists of words are unquoted: CC and flags.
-# shellcheck disable=SC2086
+# shellcheck disable=SC2086,SC2154
 set -eu
 cd "$(dirname "$0")/../.."
 CC=${CC:-cc}

@@ -1,6 +1,6 @@
 # exhaustive.sh REFERENCE COMMAND...: COMMAND makes all 2^32 conversions to bf16 and fp16 on an emulated machine, a
-# sixteenth in each turn. Their hash must be that of the integer reference, which REFERENCE computes on this machine. Both
-# are builds of test_convert.c. Prints TAP.
+# sixteenth in each turn. Their hash must be that of the integer reference, which REFERENCE computes on this machine.
+# Both are builds of test_convert.c. Prints TAP.
 . tests/tap.sh
 share="$((commit % 16)) 16"
 [ -z "${KOPT_ALL:-}" ] || share='0 1'

@@ -1,5 +1,5 @@
 # matrix.sh: builds and runs the probe (probe.c) in every cell (architecture, compiler, flags, instruction set) that
-# this machine supports. Each must print tests/bits/golden.txt. Prints TAP and writes build/matrix/table.md, the table of
+# this machine supports. Each must print golden.txt. Prints TAP and writes build/matrix/table.md, the table of
 # docs/same-bits.md.
 #     sh tests/bits/matrix.sh          all, two at a time
 #     sh tests/bits/matrix.sh turn     those whose turn it is, as ./build.sh test does

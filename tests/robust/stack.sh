@@ -1,6 +1,5 @@
 # Measures how much stack the public functions use, with stack.c, for each compiler and its flags, by turns. Prints TAP
-# and, as comments, the largest values of each build. WebAssembly's stack is in bench/wasm.sh: it has no stack of its own
-# that a C program sees.
+# and, as comments, the largest values of each build. WebAssembly's is in bench/wasm.sh: it has none that C sees.
 out=build/tests/stack
 mkdir -p $out
 . tests/tap.sh
