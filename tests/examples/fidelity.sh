@@ -4,13 +4,8 @@ out=build/tests/fidelity
 results=build/bench/fidelity_quick
 rm -rf $out $results*
 mkdir -p $out
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2" && return; fi
-    echo "not ok $count - $2"
-    cat $out/said $out/errors | tail -n 20 | sed 's/^/# /'
-}
+. tests/tap.sh
+said="$out/said $out/errors"
 bench() { # bench WORD...
     ./build.sh bench fidelity "$@" >$out/said 2>$out/errors </dev/null
     status=$?

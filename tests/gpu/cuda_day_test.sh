@@ -3,17 +3,10 @@
 out=$PWD/build/tests/cuda_day
 rm -rf "$out"
 mkdir -p "$out"
-count=0
-report() { # report STATUS DESCRIPTION: what the part said is in $out/said
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else
-        echo "not ok $count - $2"
-        head -n 40 "$out/said" | cut -c 1-150 | sed 's/^/# /'
-    fi
-}
+. tests/tap.sh
 day() { # day PART: rehearses it, with a table of its own
     rm -f "$out/cuda-day.csv"
-    OUT=$out sh tests/gpu/cuda_day.sh --rehearse --part "$1" >"$out/said" 2>&1
+    OUT=$out sh tests/gpu/cuda_day.sh --rehearse --part "$1" >"$out/log" 2>&1
     status=$?
 }
 verdict() { # verdict ITEM: in the table
@@ -119,20 +112,20 @@ broken() { # broken NAME LINE...: the program `day`, where its first argument is
 others_pass() { verdicts fail "$1" && shift && verdicts pass build "$@"; }
 broken numbers 'echo "not ok 1 - a number"' 'exit 1'
 day 3
-[ $status = 1 ] && grep -q '^FAILED: every number$' "$out/said" && grep -q 'not ok 1 - a number' "$out/said" &&
+[ $status = 1 ] && grep -q '^FAILED: every number$' "$out/log" && grep -q 'not ok 1 - a number' "$out/log" &&
     others_pass 'every number' 'more than 2^31 elements'
 report $? "an item that fails: the part fails and says what, the other items run"
 broken large 'exec sleep 1000'
 CUDA_DAY_LIMIT=4
 export CUDA_DAY_LIMIT
 day 3
-[ $status = 1 ] && grep -q '^fail more than.*cut off after 4 s' "$out/said" &&
+[ $status = 1 ] && grep -q '^fail more than.*cut off after 4 s' "$out/log" &&
     others_pass 'more than 2^31 elements' 'every number'
 report $? "an item that hangs: it is cut off at its limit, the other items run"
 broken 10 'echo "========= COMPUTE-SANITIZER"' 'echo "ok 1"' 'exec sleep 1000'
 day 2
-[ $status = 1 ] && grep -q '^skip sanitizer memcheck.*cut off after 4 s; before: 1 tests' "$out/said" &&
-    grep -q '^NOT RUN: .*sanitizer memcheck' "$out/said" && verdicts pass 'counters AdamW bf16 KAHAN'
+[ $status = 1 ] && grep -q '^skip sanitizer memcheck.*cut off after 4 s; before: 1 tests' "$out/log" &&
+    grep -q '^NOT RUN: .*sanitizer memcheck' "$out/log" && verdicts pass 'counters AdamW bf16 KAHAN'
 report $? "a sanitizer that takes too long is no pass, and the part says so"
 broken 10 'echo "========= Invalid __global__ read of size 4 bytes"' 'exec sleep 1000'
 day 2
@@ -149,27 +142,27 @@ day 3
 report $? "... and so is a GPU that cannot be used"
 broken large 'echo "ok 1 # SKIP too little memory"' 'echo 1..1' 'exit 0'
 day 3
-[ $status = 0 ] && grep -q '^pass more than.*(1 skipped)' "$out/said"
+[ $status = 0 ] && grep -q '^pass more than.*(1 skipped)' "$out/log"
 report $? "an item that leaves a part out says so"
 broken large 'echo "1..0 # SKIP no reason"' 'exit 0'
 day 3
-[ $status = 1 ] && grep -q '^NOT RUN: more than 2^31 elements$' "$out/said" && verdicts pass 'every number'
+[ $status = 1 ] && grep -q '^NOT RUN: more than 2^31 elements$' "$out/log" && verdicts pass 'every number'
 report $? "an item that is left out fails the part"
 sed 's/^deadline=.*/deadline=$((started - 1)) build_limit=9/; s/^\[ -z "$rehearse" \] || deadline.*//' \
     tests/gpu/cuda_day.sh >"$out/late.sh"
 sed -i "s|^cd .*|cd '$PWD'|" "$out/late.sh"
-OUT=$out sh "$out/late.sh" --rehearse --part 3 >"$out/said" 2>&1
-[ $? = 1 ] && grep -q '^NOT RUN: more than 2^31 elements, every number$' "$out/said"
+OUT=$out sh "$out/late.sh" --rehearse --part 3 >"$out/log" 2>&1
+[ $? = 1 ] && grep -q '^NOT RUN: more than 2^31 elements, every number$' "$out/log"
 report $? "a part whose time is over before its items fails"
 mkdir -p "$out/hangs"
 printf '#!/bin/sh\n[ "$1" = --version ] && exec nvcc "$@"\nexec sleep 1000\n' >"$out/hangs/slow"
 chmod +x "$out/hangs/slow"
 OUT=$out NVCC=$out/hangs/slow CC=$out/hangs/slow CUDA_DAY_BUILD_LIMIT=2 sh tests/gpu/cuda_day.sh --rehearse --part 3 \
-    >"$out/said" 2>&1
-[ $? = 1 ] && grep -q '^FAILED: build' "$out/said" && grep -q '^NOT RUN: more than' "$out/said"
+    >"$out/log" 2>&1
+[ $? = 1 ] && grep -q '^FAILED: build' "$out/log" && grep -q '^NOT RUN: more than' "$out/log"
 report $? "a compiler that hangs is cut off, and the part fails"
 rm -rf "$work"
-(PATH=/usr/bin:/bin NVCC=false sh tests/gpu/cuda_day.sh --part 1) >"$out/said" 2>&1
-[ $? = 1 ] && grep -q 'finds no GPU\|no nvcc' "$out/said"
+(PATH=/usr/bin:/bin NVCC=false sh tests/gpu/cuda_day.sh --part 1) >"$out/log" 2>&1
+[ $? = 1 ] && grep -q 'finds no GPU\|no nvcc' "$out/log"
 report $? "without a GPU nothing runs, and the status is 1"
 echo "1..$count"

@@ -6,13 +6,8 @@ mkdir -p $out/copy/docs/examples $out/copy/bench
 cp build.sh $out/copy
 cp bench/run.sh $out/copy/bench
 cp docs/figures.sh $out/copy/docs
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2" && return; fi
-    echo "not ok $count - $2"
-    head -n 20 $out/differences $out/errors | sed 's/^/# /'
-}
+. tests/tap.sh
+said="$out/differences $out/errors"
 document() { # document NAME LINE...: prints a block of these lines, with text around it
     printf 'before\n<!-- figures: %s -->\n' "$1"
     shift

@@ -10,13 +10,8 @@ cp docs/figures.sh "$copy/docs"
 cp bench/*.sh "$copy/bench"
 cp tests/*.sh "$copy/tests"
 cp tests/gpu/cuda_day.sh "$copy/tests/gpu"
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2" && return; fi
-    echo "not ok $count - $2"
-    head -n 3 $out/said $out/errors | sed 's/^/# /'
-}
+. tests/tap.sh
+said="$out/said $out/errors"
 ask() { # ask ARGUMENT...
     CC=false /bin/sh "$copy/build.sh" "$@" >$out/said 2>$out/errors </dev/null
     status=$?
