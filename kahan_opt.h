@@ -1923,7 +1923,7 @@ KOPT_INLINE_ float kopt_to_float_(double x) {
 }
 
 /* A double from its bits in two halves, where its literal is not exact in binary32: -fsingle-precision-constant would
-   round that. tests/signs.py compares the two. */
+   round that. tests/repo/style.py compares the two. */
 #define KOPT_DOUBLE_(literal, high, low) kopt_bits_to_f64_(((uint64_t)(high) << 32) + (low))
 #define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
 #define KOPT_BELOW_1_ KOPT_DOUBLE_(0.99999999999999989, 0x3FEFFFFFu, 0xFFFFFFFFu)
@@ -2146,7 +2146,7 @@ typedef struct kopt_vmath_job_ {
 } kopt_vmath_job_;
 
 /* Inputs that the polynomials do not round correctly, by function, format (bf16, fp16) and input: `input << 16 |
-   output`. `tests/vmath.py exceptions` prints the table. */
+   output`. `tests/bits/vmath.py exceptions` prints the table. */
 /* clang-format off */
 static const kopt_byte_ kopt_map_exception_start_[27] = {0, 0, 2, 2, 3, 3, 3, 3, 9, 9, 11, 11, 14, 14, 19, 19, 21, 21,
     27, 27, 33, 34, 48, 48, 54, 54, 57};
@@ -4367,7 +4367,7 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- vector mathematics ---- */
 
-/* Functions of one vector. docs/numerics.md has the formulas; `python3 tests/vmath.py coefficients` prints the
+/* Functions of one vector. docs/numerics.md has the formulas; `python3 tests/bits/vmath.py coefficients` prints the
    coefficients. exp, log and tanh are not inlined, as many functions call them. */
 
 #define blend_ K_(blend)

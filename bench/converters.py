@@ -2,7 +2,7 @@
 
     ./build.sh bench converters [FOLDER]     FOLDER has kahan_opt (default build/python)
 
-Runs tests/test_convert_formats.py first, then prints three tables: runs that change the library in the middle
+Runs tests/examples/test_convert_formats.py first, then prints three tables: runs that change the library in the middle
 (docs/pytorch.md has this one), the 8-bit quantizers beside each other, and all 2^32 words of fp32 as 16-bit remainders.
 Exits with 1 if a number is above its limit. TransformerEngine and apex run on a GPU only: their formulas are in the
 test."""
@@ -12,7 +12,7 @@ import sys
 import warnings
 
 warnings.simplefilter("ignore")
-sys.path[0] = "tests"  # instead of bench
+sys.path[0] = "tests/examples"  # instead of bench
 
 import test_convert_formats as t  # puts FOLDER into sys.path
 import convert
@@ -148,9 +148,9 @@ def remainders():
 
 def main():
     torch.set_num_threads(2)
-    test = subprocess.run([sys.executable, "tests/test_convert_formats.py", t.LIBRARY], capture_output=True, text=True)
+    test = subprocess.run([sys.executable, t.__file__, t.LIBRARY], capture_output=True, text=True)
     bad = [line for line in test.stdout.splitlines() if line.startswith("not ok")]
-    print("tests/test_convert_formats.py with PyTorch %s: %s" % (torch.__version__, "%d failed" % len(bad) if bad else
+    print("test_convert_formats.py with PyTorch %s: %s" % (torch.__version__, "%d failed" % len(bad) if bad else
           "all passed" if test.returncode == 0 else "ended early: " + test.stderr[-500:]))
     failed.extend(bad + ["the test"] * (test.returncode != 0))
     train()

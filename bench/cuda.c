@@ -16,7 +16,7 @@
 #include "../kahan_opt.h"
 #include "../kahan_opt_cuda.cuh"
 
-#include "../tests/cuda_device.h"
+#include "../tests/gpu/cuda_device.h"
 
 #include <time.h>
 

@@ -14,7 +14,7 @@
    weights is in 16 bit; gradients are fp32 and are taken at the 16-bit weights. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../kahan_opt.h"
-#include "../tests/tap.h"
+#include "../tests/unit/tap.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -85,7 +85,7 @@ bench)
     copy build/bench/cost.svg docs/cost.svg
     ;;
 firmware) # with the compilers of Debian 12: other versions make other sizes
-    sh tests/firmware.sh table >$out/firmware
+    sh tests/examples/firmware.sh table >$out/firmware
     fill docs/firmware.md firmware <$out/firmware
     ;;
 fidelity) # draw: from the last run

@@ -1,140 +1,125 @@
-# `./build.sh setup` says what it did. Runs with fake versions of apt-get, dpkg and pip, in a copy of the project and
-# without the system's paths. Prints TAP.
-out=$PWD/build/tests/setup
-rm -rf "$out"
-mkdir -p "$out/bin"
-sed 's,/usr/bin/python3,python3,g; s,/usr/local/,none/,g; s,/etc/,none/,g' build.sh >"$out/build.sh"
-for tool in cat dirname env grep mkdir rm sed tail; do ln -s "$(command -v $tool)" "$out/bin/$tool"; done
-pretend() { # pretend NAME: makes a fake program of the lines on stdin
-    { echo '#!/bin/sh' && cat; } >"$out/bin/$1"
-    chmod +x "$out/bin/$1"
-}
-pretend sleep <<'SH'
-echo "sleep $*" >>"$LOG"
-SH
-pretend uname <<'SH'
-echo x86_64
-SH
-pretend dpkg <<'SH'
-case $1 in --print-architecture) echo amd64 ;; -x) mkdir usr ;; esac
-SH
-pretend python3 <<'SH'
-echo "python3 $*" >>"$LOG"
-case "$FAULT:$*" in pip:*) echo "ERROR: No matching distribution found"; exit 1 ;; esac
-SH
-# $FAULT: what is wrong with this system
-pretend apt-get <<'SH'
-echo "apt-get $*" >>"$LOG"
-fail() { echo "$1" >&2; exit 100; }
-no_lock='E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)'
-case "$FAULT: $* " in
-locked:*) fail "$no_lock" ;;
-locked_once:*update*)
-    [ -e "$LOG.once" ] && exit 0
-    : >"$LOG.once"
-    fail "$no_lock"
-    ;;
-dpkg_locked:*' clang '* | optional_locked:*python3-torch*)
-    case "$*" in *' -s '*) ;; *) fail 'E: Unable to acquire the dpkg frontend lock' ;; esac
-    ;;
-network:*update*) fail 'E: Failed to fetch http://x/InRelease' ;;
-stale:*update*) echo 'W: Some index files failed to download. They have been ignored, or old ones used instead.' >&2 ;;
-broken:*' -s '*) ;;
-broken:*' install '*) fail 'E: Sub-process /usr/bin/dpkg returned an error code (1)' ;;
-silent:*' install '*' clang '*) exit 100 ;;
-missing:*' clang-19 '*) fail 'E: Unable to locate package clang-19' ;;
-missing_broken:*' clang-19 '*) fail 'E: Unable to locate package clang-19' ;;
-missing_broken:*' -s '*) ;;
-missing_broken:*' clang '*) fail 'E: You do not have enough free space' ;;
-no_torch:*python3-torch*) fail 'E: Unable to locate package python3-torch' ;;
-no_arm64:*arm64*) case "$*" in *download*) fail 'E: Unable to locate package libsleef3' ;; esac ;;
-esac
-exit 0
-SH
+# `./build.sh setup`, a part of build.sh: installs what the tests use. Checks every step, reports a failure at once, and
+# lists all failures at the end.
+# shellcheck shell=sh disable=SC2086
 
-count=0
-report() { # report STATUS DESCRIPTION
-    count=$((count + 1))
-    if [ "$1" = 0 ]; then echo "ok $count - $2"; else echo "not ok $count - $2"; sed 's/^/# /' "$out/said"; fi
+failures='' absences='' # one line each
+setup_log=build/setup.log
+setup_failed() { echo "setup: FAILED: $1" >&2 && failures="$failures    $1
+"; }
+setup_absent() { echo "setup: optional, left out: $1" && absences="$absences    $1
+"; }
+reason() { # the first error of the last step, or its last line if there is none
+    { grep -m 1 '^E: \|^ERROR: ' $setup_log || tail -n 1 $setup_log; } | grep . || echo "without a message"
 }
-system() { # system FAULT: sets up a clean system with this fault
-    rm -rf "$out/build" "$out/log" "$out/log.once"
-    LOG="$out/log" FAULT="$1" PATH="$out/bin" /bin/sh "$out/build.sh" setup >"$out/said" 2>&1 </dev/null
-    status=$?
+locked() { grep -q '^E: Could not get lock\|^E: Unable to acquire the dpkg' $setup_log; }
+
+# Runs apt-get and waits, about four minutes at most, for locks that another program holds. DPkg::Lock::Timeout is for
+# dpkg's lock. The loop is for the locks of the lists and archives, for which apt does not wait.
+apt() {
+    for try in 1 2 3 4 5 6 7 8; do
+        LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=15 "$@" >$setup_log 2>&1 && return 0
+        locked || return 1
+        [ $try = 8 ] || { echo "setup: waiting: $(reason)"; sleep 15; }
+    done
+    return 1
 }
-says() { grep -q -e "$1" "$out/said"; }
-asked() { grep -q -e "$1" "$out/log"; }
-fails_by() { # fails_by WORDS DESCRIPTION: exit status 1, FAILED with these words, again at the end, no "done"
-    [ $status = 1 ] && says "^setup: FAILED: .*$1" && ! says done &&
-        sed -n '/INCOMPLETE/,$p' "$out/said" | grep -q -e "$1"
-    report $? "$2"
+apt_install() { apt install -y --no-install-recommends "$@"; }
+pip_install() { /usr/bin/python3 -m pip install -q --no-deps --upgrade --target "$@" >$setup_log 2>&1; }
+optional() { # optional WHAT CONSEQUENCE: the last step, which is optional, failed
+    if locked; then setup_failed "$1: $(reason)"; else setup_absent "$1; $2 ($(reason))"; fi
 }
 
-system none
-[ $status = 0 ] && [ "$(cat "$out/said")" = 'setup: done' ]
-report $? "without a fault it ends with: setup: done"
-asked 'install .* clang .* python3-mpmath$' && asked 'install .* python3-torch' && asked 'pip .*optimi' &&
-    asked 'install .* chromium ' && asked 'pip .*clang-format==' && asked 'pip .*nvcc' && asked 'download libsleef3' &&
-    [ -d "$out/build/sleef-arm64/usr" ]
-report $? "... and has requested all packages"
-! grep '^apt-get.* \(install\|update\)' "$out/log" | grep -v 'arm64 .*update' | grep -v 'DPkg::Lock::Timeout=[1-9]'
-report $? "... and would have waited for dpkg's lock each time"
+# Installs all packages at once. If that fails, installs those that this system has and names the others.
+install_packages() {
+    apt_install "$@" && return
+    why=$(reason)
+    locked && { setup_failed "apt-get install: $why"; return; }
+    there='' missing=''
+    for package; do
+        if LC_ALL=C apt-get -qq -s install --no-install-recommends "$package" >/dev/null 2>&1; then
+            there="$there $package"
+        else
+            missing="$missing $package"
+        fi
+    done
+    [ -n "$missing" ] || { setup_failed "apt-get install: $why"; return; }
+    setup_failed "packages that this system's sources do not have:$missing"
+    [ -z "$there" ] || apt_install $there || setup_failed "apt-get install of the others: $(reason)"
+}
 
-system locked
-fails_by 'apt-get update: E: Could not get lock' "a lock that stays: update has failed"
-fails_by 'apt-get install: E: Could not get lock' "... and so has the installation"
-says 'waiting: E: Could not get lock' && [ "$(grep -c '^sleep' "$out/log")" -ge 7 ]
-report $? "... after it waited"
-! asked ' -s '
-report $? "... and did not look for missing packages"
-system locked_once
-[ $status = 0 ] && says 'setup: done' && says waiting && [ "$(grep -c '^sleep' "$out/log")" = 1 ]
-report $? "a lock that is released: waits, then all is done"
-system dpkg_locked
-fails_by 'apt-get install: E: Unable to acquire the dpkg' "dpkg's lock: the installation has failed"
-system optional_locked
-fails_by 'PyTorch and optimi: E: Unable to acquire' "a lock is a failure for optional parts, too"
+arm64_apt() {
+    env LC_ALL=C apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root \
+        -o "Dir::Cache=$PWD" -o "Dir::State::lists=$PWD/lists" -o "Dir::State::status=$PWD/status" \
+        -o "Dir::Etc::sourcelist=$sources" -o "Dir::Etc::sourceparts=$PWD/none" "$@"
+}
 
-system network
-fails_by 'apt-get update: E: Failed to fetch' "no network: update has failed"
-asked 'install .* clang '
-report $? "... the packages in the cache are installed"
-system stale
-[ $status = 0 ] && says 'setup: apt-get update warns: Some index files'
-report $? "the warnings of apt-get update are shown"
-system broken
-fails_by 'apt-get install: E: Sub-process' "a package that cannot be unpacked: the installation has failed"
-system silent
-fails_by 'packages that this system.s sources do not have:.* clang' "an apt-get that fails without a word is a failure"
+# Installs Debian's SLEEF for AArch64 into build/sleef-arm64, with package lists of its own, so that the system needs no
+# second architecture.
+sleef_arm64() {
+    if [ -e build/sleef-arm64/usr ] || [ "$(dpkg --print-architecture)" = arm64 ]; then return; fi
+    mkdir -p build/sleef-arm64/lists/partial build/sleef-arm64/archives/partial
+    (
+        cd build/sleef-arm64
+        : >status
+        for sources in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list; do [ -f $sources ] && break; done
+        arm64_apt update && arm64_apt download libsleef3 && dpkg -x libsleef3_*_arm64.deb . && rm -rf lists
+    ) >$setup_log 2>&1 || optional "SLEEF for AArch64" "its test stays out"
+}
 
-system missing
-fails_by 'packages that this system.s sources do not have: clang-19$' "a package that is not there is named"
-grep -v -e ' -s ' "$out/log" | grep 'install .* clang ' | grep 'python3-mpmath$' | grep -qv 'clang-19'
-report $? "... all others are installed"
-system missing_broken
-fails_by 'do not have: clang-19$' "a package that is not there"
-fails_by 'apt-get install of the others: E: You do not have enough free space' "... and others that cannot be installed"
+setup() {
+    knows setup '' "$@"
+    if ! have apt-get; then
+        { printf 'setup: this needs apt (Debian or Ubuntu); install clang, tcc, perl, qemu-user and the '
+            echo 'cross compilers in this file by hand'; } >&2
+        exit 2
+    fi
+    mkdir -p build
+    if ! apt update; then
+        setup_failed "apt-get update: $(reason)"
+    elif grep -q '^W: ' $setup_log; then
+        sed -n 's/^W: /setup: apt-get update warns: /p' $setup_log >&2
+    fi
+    # without gcc-multilib, which conflicts with the cross compilers
+    install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
+        openmpi-bin libopenmpi-dev \
+        qemu-system-misc \
+        lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
+        wasi-libc libclang-rt-14-dev-wasm32 libclang-rt-19-dev-wasm32 \
+        libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
+        gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
+        libc6-dev-s390x-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf \
+        libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
+        libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath
+    sleef_arm64
+    # PyTorch and optimi, for tests/examples/peers.py; with safetensors, for the converters
+    { apt_install python3-torch python3-packaging python3-pip &&
+        pip_install build/python torch-optimi==0.3.3 safetensors==0.8.0; } ||
+        optional "PyTorch and optimi" "the comparison with them stays out"
+    # for bench fidelity
+    apt_install python3-sklearn python3-matplotlib ||
+        optional "scikit-learn and matplotlib" "the evidence with error bars stays out"
+    # the browser for the playground
+    apt_install chromium chromium-driver python3-selenium python3-pil fonts-dejavu-core ||
+        optional "Chromium and Selenium" "the test of the playground stays out"
+    # clang-format for tests/repo/style.py: other versions format differently with the same settings
+    { apt_install python3-pip && pip_install build/python clang-format==19.1.7; } ||
+        optional "clang-format" "the check of the format stays out"
+    # nvcc for the GPU part: the compiler and linker of NVIDIA's toolkit, without a driver (280 MB)
+    if ! have nvcc && ! have /usr/local/cuda/bin/nvcc; then
+        if [ "$(uname -m)" != x86_64 ]; then
+            setup_absent "nvcc; its parts stay out (here it is installed on x86-64 only)"
+        else
+            { apt_install python3-pip && pip_install build/cuda nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 \
+                nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96; } || optional "nvcc" "its parts stay out"
+        fi
+    fi
+    if [ "$(uname -m)" = x86_64 ] && ! have nvdisasm; then # the instructions of GPUs, for tests/gpu/sass.py
+        { apt_install python3-pip && pip_install build/nvdisasm nvidia-cuda-nvdisasm==13.5.37; } ||
+            optional "nvdisasm" "the count of the GPU's instructions stays out"
+    fi
+    [ -z "$absences" ] || printf 'setup: optional and left out:\n%s' "$absences"
+    [ -z "$failures" ] || { printf 'setup: INCOMPLETE; what failed:\n%s' "$failures" >&2; exit 1; }
+    echo "setup: done"
+}
 
-system no_torch
-[ $status = 0 ] && says 'setup: done' &&
-    says '^setup: optional, left out: PyTorch and optimi; .*Unable to locate package python3-torch'
-report $? "no PyTorch: one line, and done"
-[ "$(sed -n '/^setup: optional and left out:$/,$p' "$out/said" | grep -c PyTorch)" = 1 ]
-report $? "... and again in the summary"
-system no_arm64
-[ $status = 0 ] && says '^setup: optional, left out: SLEEF for AArch64; .*libsleef3' && says 'setup: done'
-report $? "no SLEEF for AArch64: the same"
-system pip
-[ $status = 0 ] && says '^setup: optional, left out: PyTorch and optimi; .*No matching' &&
-    says '^setup: optional, left out: clang-format; .*No matching' &&
-    says '^setup: optional, left out: nvcc; .*No matching' &&
-    says '^setup: optional, left out: nvdisasm; .*No matching'
-report $? "pip finds nothing: the same for optimi, clang-format, nvcc and nvdisasm"
-[ "$(grep -c 'left out: ' "$out/said")" = 4 ] && [ "$(sed -n '/left out:$/,/^setup: done/p' "$out/said" | wc -l)" = 6 ]
-report $? "... four lines, and four in the summary"
-
-rm "$out/bin/apt-get"
-system none
-[ $status = 2 ] && says 'needs apt'
-report $? "a system without apt is refused"
-echo "1..$count"
+setup "$@"

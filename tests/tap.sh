@@ -1,5 +1,5 @@
-# The Test Anything Protocol for the shell scripts, as `prove` reads it: `. tests/tap.sh`. A script writes what its last
-# command said to $out/log, and ends with `echo "1..$count"`.
+# What the shell scripts of the tests share: `. tests/tap.sh`. They print the Test Anything Protocol, as `prove` reads
+# it. A script writes what its last command said to $out/log, and ends with `echo "1..$count"`.
 count=0
 failed=0
 report() { # report STATUS DESCRIPTION: a failure is followed by what was said, without lines that are ok
@@ -7,10 +7,25 @@ report() { # report STATUS DESCRIPTION: a failure is followed by what was said, 
     if [ "$1" = 0 ]; then echo "ok $count - $2"; return; fi
     failed=$((failed + 1))
     echo "not ok $count - $2"
-    grep -v '^ok' "$out/log" | head -n 40 | sed 's/^/# /'
+    cat ${said:-"$out/log"} | grep -v '^ok' | head -n 40 | sed 's/^/# /'
 }
 skip() { # skip DESCRIPTION REASON: a test that this machine cannot run
     count=$((count + 1))
     echo "ok $count - $1 # SKIP $2"
 }
 missing() { skip "a part of this script" "$1"; } # missing REASON
+
+cxx_warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef -Wcast-qual'
+cxx_warnings="$cxx_warnings -Werror"
+warnings="$cxx_warnings -Wmissing-prototypes"
+
+# What is much like something else runs by turns: one of N, the next one with the next commit. `test --all`: all.
+turn() { # turn N: is it this one's turn? A script asks for one after the other
+    turns=$((${turns:--1} + 1))
+    [ -n "${KOPT_ALL:-}" ] || [ $((turns % $1)) = $((commit % $1)) ]
+}
+case ${KOPT_TURN:-$(git rev-parse --is-shallow-repository 2>/dev/null)} in
+false) commit=$(git rev-list --count --first-parent HEAD) ;;
+[0-9]*) commit=$KOPT_TURN ;;
+*) commit=$({ git rev-parse HEAD 2>/dev/null || cat kahan_opt.h; } | cksum | cut -d ' ' -f 1) ;;
+esac

@@ -1,0 +1,780 @@
+/* cuda.c - kahan_opt_cuda.cuh gives the bits of kahan_opt.h, for every rule, format and rounding, over ragged lists of
+   tensors at any alignment; plans, options, statistics, graphs and refusals are tested as well. Linked with the object
+   that nvcc made, and with NVIDIA's library for a GPU, or without one with tests/gpu/cuda_fake.c.
+
+   Arguments: how many lists (default 400), and "no-errors" to leave out the call that fails on purpose, which
+   compute-sanitizer stops at without --report-api-errors no. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../../kahan_opt.h"
+#include "../../kahan_opt_cuda.cuh"
+#include <cuda_runtime_api.h>
+
+#include "../unit/tap.h"
+#include "../unit/inputs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static cudaStream_t stream; /* all work is here, and waits for no other stream */
+
+/* Memory of exactly this size that CPU and GPU read and write at the same address. It is page-locked host memory: every
+   GPU with 64-bit addresses maps it, compute-sanitizer knows its end, and the CPU may use it beside a kernel. Managed
+   memory is none of these everywhere. */
+static void *device_new(size_t size) {
+    void *p = NULL;
+    cudaError_t error = cudaHostAlloc(&p, size + !size, cudaHostAllocMapped);
+    if (error != cudaSuccess) printf("Bail out! cudaHostAlloc: %s\n", cudaGetErrorString(error)), exit(1);
+    return p;
+}
+
+static void device_free(void *p) { cudaFreeHost(p); }
+
+/* The end of all launches so far. */
+static void finish(void) {
+    cudaError_t error = cudaStreamSynchronize(stream);
+    if (error != cudaSuccess) printf("Bail out! on the GPU: %s\n", cudaGetErrorString(error)), exit(1);
+}
+
+static kopt_result made(kopt_result result) {
+    finish();
+    return result;
+}
+
+static uint64_t noise_state = 1;
+static uint32_t noise(void) { return upper64(&noise_state); }
+static uint32_t below(uint32_t n) { return scaled_to(noise(), n); }
+
+/* A number of format f: one in `rare` of any bits, the others with magnitudes from 2^low on. */
+static uint32_t draw(kopt_format f, int low, int high, int positive, uint32_t rare) {
+    uint32_t exponent = below((uint32_t)(high - low)), bits = noise(), sign = positive ? 0 : bits & 0x80000000u;
+    if (below(rare) == 0) return f == KOPT_F32 ? (positive ? bits & 0x7fffffff : bits) : bits >> (positive ? 17 : 16);
+    if (f == KOPT_FP16)
+        return sign >> 16 | (uint32_t)(15 + (low < -14 ? -14 : low) + (int)exponent % 14) << 10 | (bits & 0x3ff);
+    bits = sign | (uint32_t)(127 + low + (int)exponent) << 23 | (bits & 0x7fffff);
+    return f == KOPT_F32 ? bits : bits >> 16;
+}
+
+static size_t width(kopt_format f) { return f == KOPT_F32 ? 4 : 2; }
+
+static void fill(unsigned char *p, kopt_format f, size_t n, int low, int high, int positive, uint32_t rare) {
+    for (; n; --n, p += width(f)) {
+        uint32_t u = draw(f, low, high, positive, rare);
+        uint16_t h = (uint16_t)u;
+        if (f == KOPT_F32)
+            memcpy(p, &u, 4);
+        else
+            memcpy(p, &h, 2);
+    }
+}
+
+/* ---- Lists of tensors, twice: for the CPU and for the kernels ---------------------------------------------------- */
+
+enum { GROUPS = 4, TENSORS = 40, ARRAYS = 4 };
+typedef struct list {
+    kopt_optimizer opt[GROUPS];
+    kopt_tensor tensors[2][GROUPS][TENSORS];
+    kopt_cuda_group groups[GROUPS];
+    size_t group_count, counts[GROUPS];
+    void *blocks[2][GROUPS][TENSORS][ARRAYS],
+        *base[GROUPS][TENSORS][ARRAYS]; /* base: what the device memory is freed by */
+    size_t sizes[GROUPS][TENSORS][ARRAYS];
+    kopt_cuda_plan plan;
+    void *bytes, *device;
+} list;
+
+#ifdef KAHAN_OPT_VMATH
+enum { VARIETY = 19 };
+#else
+enum { VARIETY = 16 };
+#endif
+
+static kopt_optimizer any_optimizer(void) {
+    kopt_optimizer o;
+    switch (below(VARIETY)) {
+#ifdef KAHAN_OPT_VMATH
+    case 16:
+    case 17:
+        o = kopt_adam_atan2(0.01), o.atan2_outside = (int)below(2);
+        o.atan2_a = below(2) ? 1.27 : 1, o.atan2_b = below(2) ? 1 : 0.5;
+        break;
+    case 18: /* gradients from 2^-14 to 1: both forms of tanh */
+        o = kopt_smooth_lion(0.01, below(2) ? 100 : 1e-3);
+        break;
+#endif
+    case 0: o = kopt_lion(0.01); break;
+    case 1: o = kopt_adan(0.01); break;
+    case 2: o = kopt_radam(0.01); break;
+    case 3: o = kopt_ranger(0.02), o.lookahead = 1 + (int)below(3); break;
+    case 4: o = kopt_adam(0.02), o.amsgrad = 1; break;
+    case 5: o = kopt_ema(0.9); break;
+    case 6: o = kopt_adam(0.02); break;
+    case 7: o = kopt_sgd(0.05, 0); break;
+    case 8:
+    case 9: o = kopt_sgd(0.05, 0.9); break;
+    case 10:
+    case 11: o = kopt_stable_adamw(0.01), o.amsgrad = !below(4); break;
+    default: o = kopt_adamw(0.01);
+    }
+    o.weight_format = (kopt_format)below(3);
+    o.moment_format = (kopt_format)below(3);
+    if (below(2)) o.moment_format = o.weight_format;
+    if (!below(3)) {
+        o.moment_format = KOPT_Q8;
+        if (below(2)) o.weight_format = KOPT_BF16;
+    }
+    o.rounding = (kopt_rounding)below(5);
+    o.moment_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
+    o.compensation_rounding = below(3) ? o.moment_rounding : KOPT_NEAREST;
+    o.decay_mode = (kopt_decay_mode)below(3);
+    o.grad_scale = below(2) ? 1 : 0.25;
+    if (o.rule != KOPT_EMA) {
+        o.weight_decay = below(2) ? 0 : 0.1;
+        o.nesterov = o.rule == KOPT_SGD && o.momentum > 0 && below(2);
+        o.maximize = (int)below(2);
+        o.zero_grad = !below(4);
+        o.moments_only = !below(8);
+    }
+    o.seed = (uint64_t)noise() << 32 | noise();
+    o.step = below(2) ? 0 : below(100000);
+    return o;
+}
+
+/* An array of exactly `size` bytes, `shift` bytes from an aligned address. */
+static unsigned char *array(list *l, size_t g, size_t i, int a, int side, size_t size, size_t shift) {
+    unsigned char *p = side ? device_new(size + shift) : malloc(size + shift + (size + shift == 0));
+    l->blocks[side][g][i][a] = p;
+    if (side) l->base[g][i][a] = p;
+    l->sizes[g][i][a] = size + shift;
+    memset(p, 0x5a, size + shift);
+    return p + shift;
+}
+
+static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_t rare) {
+    size_t g, i, size;
+    memset(l, 0, sizeof *l);
+    l->group_count = groups;
+    for (g = 0; g < groups; ++g) {
+        kopt_optimizer *o = &l->opt[g];
+        *o = any_optimizer();
+        l->counts[g] = tensors;
+        for (i = 0; i < tensors; ++i) {
+            kopt_tensor t = kopt_tensor_of(NULL, NULL, below(3) ? o->weight_format : (kopt_format)below(3), 0, NULL, 0);
+            size_t unit = below(3) ? 8 : 1, shift[ARRAYS];
+            int side, a;
+            t.n = below(20) ? below((uint32_t)longest) / unit * unit : 0;
+            t.id = (uint32_t)i << 20 | noise() >> 12; /* they increase */
+            t.rate_scale = below(3) ? below(2) ? 1 : 0 : 0.5f;
+            t.first_index = below(2) ? 0 : ((uint64_t)noise() << below(30)) / unit * unit;
+            t.copy_format = (kopt_format)below(3);
+            t.state_size = kopt_state_size(o, t.n);
+            for (a = 0; a < ARRAYS; ++a) shift[a] = below(3) ? 0 : below(4) ? 2 * below(8) : below(16);
+            if (!below(4)) /* all alike, as in a shard of a buffer */
+                for (a = 1; a < ARRAYS; ++a) shift[a] = shift[0];
+            size = t.n * width(o->weight_format);
+            for (side = 0; side < 2; ++side) {
+                kopt_tensor *u = &l->tensors[side][g][i];
+                uint64_t saved = noise_state;
+                *u = t;
+                u->weight = array(l, g, i, 0, side, size, shift[0]);
+                u->grad = array(l, g, i, 1, side, t.n * width(t.grad_format), shift[1]);
+                u->state = array(l, g, i, 2, side, t.state_size, shift[2]);
+                u->copy = t.id % 3 ? NULL : array(l, g, i, 3, side, t.n * width(t.copy_format), shift[3]);
+                if (kopt_state_init(o, u, NULL) != KOPT_OK) abort();
+                fill(u->weight, o->weight_format, t.n, -8, 1, 0, rare);
+                fill(u->grad, t.grad_format, t.n, -14, 0, 0, rare);
+                noise_state = saved;
+            }
+        }
+        l->groups[g].opt = o;
+        l->groups[g].tensors = l->tensors[1][g];
+        l->groups[g].count = tensors;
+    }
+    size = kopt_cuda_plan_size(l->groups, groups);
+    l->bytes = malloc(size);
+    l->device = device_new(size);
+    if (kopt_cuda_plan_build(&l->plan, l->bytes, size, l->groups, groups) != KOPT_OK) abort();
+    if (made(kopt_cuda_plan_upload(&l->plan, l->device, l->bytes, stream)) != KOPT_OK) abort();
+}
+
+/* Equal, where every NaN is equal to every other: nothing is promised of payloads in copies and conversions. */
+static int same(const unsigned char *a, const unsigned char *b, kopt_format f, size_t n) {
+    const uint32_t infinity = f == KOPT_F32 ? 0x7f800000 : f == KOPT_BF16 ? 0x7f80 : 0x7c00;
+    const uint32_t magnitude = f == KOPT_F32 ? 0x7fffffff : 0x7fff;
+    for (; n; --n, a += width(f), b += width(f)) {
+        uint32_t u = 0, v = 0;
+        memcpy(&u, a, width(f)), memcpy(&v, b, width(f));
+        if (u != v && !((u & magnitude) > infinity && (v & magnitude) > infinity)) return 0;
+    }
+    return 1;
+}
+
+static void new_gradients(list *l, uint32_t rare) {
+    size_t g, i;
+    for (g = 0; g < l->group_count; ++g)
+        for (i = 0; i < l->counts[g]; ++i) {
+            kopt_tensor *t = l->tensors[0][g], *u = l->tensors[1][g];
+            fill(t[i].grad, t[i].grad_format, t[i].n, -14, 0, 0, rare);
+            memcpy(u[i].grad, t[i].grad, t[i].n * width(t[i].grad_format));
+        }
+}
+
+/* Arrays (with the bytes before them) that differ between the two sides. */
+static int differences(const list *l, int say) {
+    size_t g, i;
+    int a, found = 0;
+    for (g = 0; g < l->group_count; ++g)
+        for (i = 0; i < l->counts[g]; ++i)
+            for (a = 0; a < ARRAYS; ++a) {
+                void *const *p = &l->blocks[0][g][i][a], *const *q = &l->blocks[1][g][i][a];
+                const kopt_tensor *t = &l->tensors[0][g][i];
+                if (*p == NULL || memcmp(*p, *q, l->sizes[g][i][a]) == 0) continue;
+                if (a == 3 && same(t->copy, l->tensors[1][g][i].copy, t->copy_format, t->n)) continue;
+                if (say && found < 5)
+                    note("array %d of tensor %d: rule %d, weights %d, gradients %d, moments %d, rounding %d", a, (int)i,
+                         l->opt[g].rule, l->opt[g].weight_format, l->tensors[0][g][i].grad_format,
+                         l->opt[g].moment_format, l->opt[g].rounding);
+                ++found;
+            }
+    return found;
+}
+
+static void discard(list *l) {
+    size_t g, i;
+    int a;
+    for (g = 0; g < l->group_count; ++g)
+        for (i = 0; i < l->counts[g]; ++i)
+            for (a = 0; a < ARRAYS; ++a) {
+                free(l->blocks[0][g][i][a]);
+                if (l->base[g][i][a]) device_free(l->base[g][i][a]);
+            }
+    free(l->bytes), device_free(l->device);
+}
+
+static void cpu_step(list *l) {
+    size_t g;
+    for (g = 0; g < l->group_count; ++g)
+        if (kopt_optimizer_step(&l->opt[g], l->tensors[0][g], l->counts[g]) != KOPT_OK) abort();
+}
+
+static int used[KOPT_CUDA_KERNELS_];
+
+static int use(const kopt_cuda_plan *plan) { /* how many kernels does a plan use that no other did before? */
+    int kernel, fresh = 0;
+    for (kernel = 0; kernel < KOPT_CUDA_KERNELS_; ++kernel)
+        if (plan->first_[kernel + 1] > plan->first_[kernel]) fresh += used[kernel]++ == 0;
+    return fresh;
+}
+
+static int three_steps(list *l, uint32_t rare) {
+    int step, bad = 0;
+    for (step = 0; step < 3; ++step) {
+        l->plan.blocks = below(3);
+        cpu_step(l);
+        bad += made(kopt_cuda_plan_step(&l->plan, stream)) != KOPT_OK || differences(l, 1) != 0;
+        new_gradients(l, rare);
+    }
+    bad += kopt_cuda_plan_status(&l->plan)->steps != 3 || kopt_cuda_plan_status(&l->plan)->result != KOPT_OK;
+    return bad;
+}
+
+static void steps_equal(int lists) {
+    static list l;
+    int bad = 0, k, kernels = 0, more = 0;
+    for (k = 0; k < lists; ++k) {
+        const uint32_t rare = k % 3 ? 200 : 5;
+        make(&l, 1 + below(GROUPS), 1 + below(12), k % 10 ? 600 : 4000, rare);
+        kernels += use(&l.plan);
+        bad += three_steps(&l, rare);
+        discard(&l);
+    }
+    ok(bad == 0, "%d ragged lists of tensors, three steps, any number of blocks: %d differ from the CPU", lists, bad);
+    for (bad = k = 0; k < 10000 && kernels < KOPT_CUDA_KERNELS_; ++k) { /* the others */
+        int fresh;
+        make(&l, 1, 3, 600, 200);
+        fresh = use(&l.plan);
+        if (fresh) bad += three_steps(&l, 200), kernels += fresh, ++more;
+        discard(&l);
+    }
+    ok(bad == 0 && kernels == KOPT_CUDA_KERNELS_, "%d of %d kernels ran, with %d more lists", kernels,
+       KOPT_CUDA_KERNELS_, more);
+}
+
+/* Before each step, arrays move: the gradients, or all arrays, to any alignment. */
+static void moves(int lists) {
+    static list l;
+    static unsigned char copy[40000];
+    int bad = 0, k, step;
+    for (k = 0; k < lists; ++k) {
+        make(&l, 1 + below(GROUPS), 1 + below(k % 8 ? 12 : TENSORS), 600, 200);
+        for (step = 0; step < 3; ++step) {
+            size_t g, i, first = 0;
+            cpu_step(&l);
+            for (g = 0; g < l.group_count; first += l.counts[g], ++g) {
+                for (i = 0; i < l.counts[g]; ++i) {
+                    kopt_tensor *t = &l.tensors[1][g][i];
+                    void **const at[] = {&t->weight, &t->grad, &t->state, &t->copy};
+                    int a;
+                    for (a = 0; a < ARRAYS; ++a) {
+                        unsigned char *const old = l.blocks[1][g][i][a], *fresh;
+                        const size_t shift = old ? (size_t)((unsigned char *)*at[a] - old) : 0, size = l.sizes[g][i][a];
+                        if (!old || (k % 2 && a != 1)) continue;
+                        memcpy(copy, old, size); /* the margins move, too */
+                        memset(old, 0xee, size), device_free(l.base[g][i][a]);
+                        l.base[g][i][a] = device_new(size + 16);
+                        fresh = (unsigned char *)l.base[g][i][a] + (below(2) ? 0 : below(17));
+                        memcpy(fresh, copy, size);
+                        l.blocks[1][g][i][a] = fresh, *at[a] = fresh + shift;
+                    }
+                }
+                bad += kopt_cuda_plan_set_arrays(&l.plan, first, l.counts[g], l.tensors[1][g], stream) != KOPT_OK;
+            }
+            bad += kopt_cuda_plan_set_arrays(&l.plan, first, 1, l.tensors[1][0], stream) != KOPT_ERROR_BOUNDS;
+            bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
+            new_gradients(&l, 200);
+        }
+        l.tensors[1][0][0].n++;
+        bad += made(kopt_cuda_plan_set_arrays(&l.plan, 0, 1, l.tensors[1][0], stream)) != KOPT_OK ||
+               kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_MISMATCH;
+        l.tensors[1][0][0].n--;
+        discard(&l);
+    }
+    ok(bad == 0, "%d lists whose arrays move before each step: %d differ from the CPU", lists, bad);
+}
+
+static void shards_equal(void) {
+    enum { N = 5000 };
+    static const size_t cuts[] = {0, 1, 8, 136, 137, 1003, 1024, 1537, 3000, 4999, N};
+    static uint16_t whole[N];
+    static unsigned char state[KOPT_STATE_BYTES(N, 6)];
+    uint16_t *part = device_new(sizeof whole), *grad = device_new(sizeof whole);
+    unsigned char *states = device_new(10 * sizeof state);
+    kopt_optimizer o = kopt_adamw(0.01);
+    kopt_tensor t, shards[10];
+    kopt_cuda_group group = {NULL, NULL, 10};
+    kopt_cuda_plan plan;
+    void *bytes;
+    size_t i, size, bad = 0;
+    for (i = 0; i < N; ++i) {
+        whole[i] = part[i] = (uint16_t)draw(KOPT_BF16, -6, 0, 0, 1000);
+        grad[i] = (uint16_t)draw(KOPT_BF16, -6, 0, 0, 1000);
+    }
+    t = kopt_tensor_of(whole, grad, KOPT_BF16, N, state, sizeof state);
+    t.first_index = 77;
+    kopt_state_init(&o, &t, NULL);
+    for (i = 0; i < 10; ++i) {
+        shards[i] = kopt_tensor_of(part + cuts[i], grad + cuts[i], KOPT_BF16, cuts[i + 1] - cuts[i],
+                                   states + i * sizeof state, sizeof state);
+        shards[i].first_index = 77 + cuts[i];
+        kopt_state_init(&o, &shards[i], NULL);
+    }
+    group.opt = &o, group.tensors = shards;
+    size = kopt_cuda_plan_size(&group, 1);
+    bytes = device_new(size);
+    kopt_cuda_plan_build(&plan, bytes, size, &group, 1);
+    plan.device = bytes; /* a plan may be used where it is */
+    for (i = 0; i < 5; ++i) {
+        bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK;
+        bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+        bad += memcmp(whole, part, sizeof whole) != 0;
+    }
+    device_free(bytes), device_free(part), device_free(grad), device_free(states);
+    ok(bad == 0, "ten shards, each with its own state, equal the whole");
+}
+
+/* ---- Statistics (the norm itself is tested with the training-loop tools) ---------------------------------------- */
+
+static void statistics(int lists) {
+    static list l;
+    int k, bad = 0, infinite = 0;
+    for (k = 0; k < lists; ++k) {
+        kopt_norm norm;
+        size_t g, i;
+        memset(&norm, 0, sizeof norm);
+        make(&l, 1 + below(3), 1 + below(6), 1500, k % 4 == 0 ? 50 : 1u << 31);
+        for (g = 0; g < l.group_count; ++g)
+            for (i = 0; i < l.counts[g]; ++i) {
+                const kopt_tensor *t = &l.tensors[1][g][i];
+                if (k % 8 == 1) fill(t->grad, t->grad_format, t->n, -126, 127, 0, 1u << 31);
+                if (k % 8 == 2) memset(t->grad, 0x11, t->n * width(t->grad_format)); /* all in one bin */
+            }
+        for (g = 0; g < l.group_count; ++g) kopt_norm_add_grads(&norm, l.tensors[1][g], l.counts[g]);
+        infinite += norm.nonfinite != 0;
+        l.plan.blocks = below(4);
+        bad += made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK ||
+               memcmp(&norm, kopt_cuda_plan_norm(&l.plan, NULL), sizeof norm) != 0;
+        discard(&l);
+    }
+    ok(bad == 0 && infinite > 0,
+       "the norm is that of kopt_norm_add, word for word, in any number of blocks (%d with values that are not finite)",
+       infinite);
+}
+
+/* As much as fits into one slot, many times: the largest significands, all in one bin, in whole blocks. */
+static void full_slots(void) {
+    enum { N = (1 << 22) + 5000 };
+    static const uint32_t most[] = {0x3fffffff, 0x3fff3fff, 0x3bff3bff};
+    kopt_optimizer o = kopt_sgd(0.1, 0);
+    int f, bad = 0;
+    o.rounding = KOPT_NEAREST;
+    for (f = KOPT_F32; f <= KOPT_FP16; ++f) {
+        uint16_t *const weight = device_new(2 * N);
+        uint32_t *const grad = device_new(4 * N);
+        kopt_tensor t = kopt_tensor_of(weight, grad, (kopt_format)f, N, NULL, 0);
+        kopt_cuda_group g = {NULL, NULL, 1};
+        kopt_cuda_plan plan;
+        size_t size, i;
+        void *bytes;
+        kopt_norm norm;
+        g.opt = &o, g.tensors = &t;
+        memset(&norm, 0, sizeof norm), memset(weight, 0, 2 * N);
+        for (i = 0; i < N; ++i) grad[i] = most[f];
+        size = kopt_cuda_plan_size(&g, 1);
+        bytes = device_new(size);
+        bad += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
+        plan.device = bytes;
+        plan.blocks = 1;
+        bad += made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
+        kopt_norm_add(&norm, grad, (kopt_format)f, N);
+        bad += memcmp(&norm, kopt_cuda_plan_norm(&plan, NULL), sizeof norm) != 0;
+        device_free(weight), device_free(grad), device_free(bytes);
+    }
+    ok(bad == 0, "no counter overflows: %d elements with the largest significand in one block", N);
+}
+
+/* ---- Options, setters ------------------------------------------------------------------------------------------- */
+
+static void options(void) {
+    static list l;
+    const kopt_cuda_options none = {0, 0, NULL, NULL, NULL};
+    int k, bad = 0, clips = 0, skips = 0;
+    for (k = 0; k < 60; ++k) {
+        kopt_cuda_options options = none;
+        float *const lr = device_new(3 * sizeof *lr), *const scale = lr + 1, *const found = lr + 2;
+        const int before = skips;
+        kopt_norm norm;
+        size_t g, i;
+        memset(&norm, 0, sizeof norm);
+        *lr = 0.003f, *scale = 1024, *found = 0;
+        make(&l, 2, 3, 700, 1u << 31);
+        for (g = 0; g < 2; ++g) {
+            kopt_norm_add_grads(&norm, l.tensors[0][g], 3);
+            if (k & 1) options.lr = lr, l.opt[g].lr = (double)*lr;
+            if (k & 2) options.loss_scale = scale, l.opt[g].grad_scale /= 1024;
+        }
+        if (k & 4) options.found_inf = found;
+        if (k & 8) {
+            options.max_norm = 0.01;
+            for (g = 0; g < 2; ++g) {
+                l.opt[g].clip = kopt_clip_coefficient(&norm, 0.01, l.opt[g].grad_scale);
+                clips += l.opt[g].clip < 1;
+            }
+        }
+        options.check_finite = (k & 16) != 0;
+        bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK;
+        if (k & 24) bad += made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK;
+        cpu_step(&l);
+        bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
+        if (k & 8) {
+            const double value = kopt_norm_value(&norm);
+            bad += memcmp(&kopt_cuda_plan_status(&l.plan)->norm, &value, sizeof value) != 0;
+        }
+
+        /* now steps that must change nothing: not even their number */
+        if (k & 4) {
+            *found = 1;
+            bad += (k & 24 && made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK) ||
+                   made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+            bad += differences(&l, 1) != 0 || kopt_cuda_plan_status(&l.plan)->skipped != 1;
+            *found = 0, ++skips;
+        } else if (k & 24) {
+            uint32_t *grad = NULL, kept, infinity = 0x7f800000, half;
+            uint16_t kept16, infinity16;
+            for (g = 0; g < 2; ++g)
+                for (i = 0; i < 3; ++i)
+                    if (l.tensors[1][g][i].n && !grad) {
+                        kopt_tensor *t = &l.tensors[1][g][i];
+                        grad = (void *)((unsigned char *)t->grad + below((uint32_t)t->n) * width(t->grad_format));
+                        half = t->grad_format;
+                    }
+            if (grad) {
+                infinity16 = half == KOPT_FP16 ? 0xfc00 : 0x7fc1; /* infinite, NaN */
+                memcpy(&kept, grad, half ? 2 : 4), memcpy(&kept16, grad, 2);
+                memcpy(grad, half ? (void *)&infinity16 : (void *)&infinity, half ? 2 : 4);
+                bad += made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK ||
+                       made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+                memcpy(grad, half ? (void *)&kept16 : (void *)&kept, half ? 2 : 4);
+                bad += differences(&l, 1) != 0 || kopt_cuda_plan_status(&l.plan)->skipped != 1, ++skips;
+            }
+            bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK ||
+                   differences(&l, 1) != 0; /* no new statistics: refused */
+            bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_STEP, ++skips;
+        }
+        /* a schedule, and a step back in time */
+        bad += made(kopt_cuda_plan_set_options(&l.plan, &none, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_set_step(&l.plan, 41, stream)) != KOPT_OK;
+        for (g = 0; g < 2; ++g) {
+            l.opt[g].step = 41;
+            l.opt[g].lr = 0.5, l.opt[g].clip = 1;
+            l.opt[g].seed ^= 12345;
+            bad += made(kopt_cuda_plan_set_optimizer(&l.plan, g, &l.opt[g], stream)) != KOPT_OK;
+        }
+        cpu_step(&l);
+        bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
+        bad += kopt_cuda_plan_status(&l.plan)->steps != 2 ||
+               kopt_cuda_plan_status(&l.plan)->skips != (uint64_t)(skips - before);
+        discard(&l);
+        device_free(lr);
+    }
+    ok(bad == 0,
+       "learning rate, loss scale, clipping (%d groups), skipped steps (%d), new hyper-parameters: as on the CPU",
+       clips, skips);
+
+    make(&l, 1, 2, 100, 100);
+    l.opt[0].rounding = (kopt_rounding)((l.opt[0].rounding + 1) % 5);
+    bad = made(kopt_cuda_plan_set_optimizer(&l.plan, 0, &l.opt[0], stream)) != KOPT_OK;
+    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_MISMATCH;
+    bad += kopt_cuda_plan_set_optimizer(&l.plan, 1, &l.opt[0], NULL) != KOPT_ERROR_BOUNDS;
+    bad += made(kopt_cuda_plan_set_step(&l.plan, 0xfffffffe, stream)) != KOPT_OK ||
+           made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_OK || made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_STEP || kopt_cuda_plan_status(&l.plan)->steps != 1;
+    discard(&l);
+    ok(bad == 0, "another rounding is a mismatch; the last step number is the last");
+}
+
+/* ---- Refusals, conversions -------------------------------------------------------------------------------------- */
+
+static void refusals(void) {
+    static uint16_t weight[100], grad[100];
+    static unsigned char state[KOPT_STATE_BYTES(100, 6)];
+    unsigned char *bytes = device_new(32000), *copy = malloc(32000);
+    kopt_optimizer o = kopt_adamw(0.01), wrong = o;
+    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, 100, state, sizeof state), bad_tensor = t;
+    kopt_cuda_group g = {&o, &t, 1}, bad = g;
+    kopt_cuda_plan plan, before;
+    kopt_counts counts = {0, 0, 0};
+    size_t size = kopt_cuda_plan_size(&g, 1), i;
+    int fails = 0;
+    memset(bytes, 0x77, size + 64);
+    memset(&plan, 0x33, sizeof plan);
+    memcpy(copy, bytes, size + 64);
+    before = plan;
+    fails += kopt_cuda_plan_build(NULL, bytes, size, &g, 1) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_build(&plan, NULL, size, &g, 1) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, NULL, 1) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_build(&plan, bytes, size - 1, &g, 1) != KOPT_ERROR_SIZE;
+    fails += kopt_cuda_plan_build(&plan, bytes + 8, size, &g, 1) != KOPT_ERROR_OPTION;
+    bad.opt = NULL;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_NULL || kopt_cuda_plan_size(&bad, 1) != 0;
+    bad = g, bad.tensors = NULL;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_NULL;
+    wrong.lr = -1, bad = g, bad.opt = &wrong;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_RANGE;
+    bad = g, bad.tensors = &bad_tensor;
+    bad_tensor.state = weight + 3;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OVERLAP;
+    bad_tensor = t, bad_tensor.grad = NULL;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_NULL;
+    bad_tensor = t, bad_tensor.state_size = 10;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_SIZE;
+#ifdef KAHAN_OPT_VMATH
+    wrong = o, wrong.rule = (kopt_rule)8, bad_tensor = t, bad.opt = &wrong;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
+#endif
+    bad.opt = &o, bad_tensor = t, bad_tensor.counts = &counts;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
+    bad_tensor = t, bad_tensor.grad_format = (kopt_format)7;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
+    bad_tensor = t, bad_tensor.stable_scale = 1;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
+    for (i = 0; i < 4 && sizeof i == 8; ++i) { /* too many elements, or one less; the addresses are not read */
+        const uint64_t limit = (uint64_t)1 << (i < 2 ? 40 : 36), base = (uint64_t)1 << 44;
+        wrong = o, wrong.stable = i >= 2, bad.opt = &wrong, bad_tensor = t;
+        bad_tensor.n = (size_t)(limit - i % 2), bad_tensor.state_size = kopt_state_size(&wrong, bad_tensor.n);
+        bad_tensor.weight = (void *)(uintptr_t)base, bad_tensor.grad = (void *)(uintptr_t)(2 * base);
+        bad_tensor.state = (void *)(uintptr_t)(4 * base);
+        if (i % 2 == 0)
+            fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_BOUNDS;
+        else
+            fails += kopt_cuda_plan_size(&bad, 1) == 0;
+    }
+    fails += memcmp(&plan, &before, sizeof plan) != 0 || memcmp(copy, bytes, size + 64) != 0;
+    ok(fails == 0, "bad arguments are refused before anything is written");
+
+    fails = kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK || plan.size != size || plan.groups_ != 1;
+    for (i = size; i < size + 64; ++i) fails += bytes[i] != 0x77;
+    fails += kopt_cuda_plan_set_arrays(&plan, 0, 1, &t, NULL) != KOPT_ERROR_NULL;
+    fails +=
+        kopt_cuda_plan_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_plan_measure(&plan, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_norm(&plan, NULL) != NULL || kopt_cuda_plan_status(&plan) != NULL ||
+             kopt_cuda_plan_step(NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_upload(&plan, NULL, bytes, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_upload(&plan, copy + 1, bytes, NULL) != KOPT_ERROR_OPTION || plan.device != NULL;
+    ok(fails == 0, "a plan writes its bytes and no others, and nothing runs before it is on the device");
+
+    fails = kopt_cuda_plan_size(NULL, 0) == 0 || kopt_cuda_plan_build(&plan, bytes, size, NULL, 0) != KOPT_OK;
+    plan.device = bytes;
+    fails +=
+        made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
+    t.n = 0, t.weight = t.grad = t.state = NULL;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
+    plan.device = bytes;
+    fails +=
+        made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
+    ok(fails == 0, "no tensors, and a tensor without elements, are fine");
+    free(copy), device_free(bytes);
+}
+
+/* ---- Accumulation ------------------------------------------------------------------------------------------------ */
+
+/* Sums of several micro-batches, twice, of any format, rounding and alignment; counted on the host or on the device. */
+static void accumulations(int lists) {
+    int k, step, bad = 0;
+    for (k = 0; k < lists; ++k) {
+        const kopt_format f = (kopt_format)below(3), g = (kopt_format)below(3);
+        const size_t n = below(8) ? below(900) : below(9), shift = below(2) ? 0 : below(16),
+                     grad_shift = below(3) ? shift : below(16);
+        const size_t size = n * width(f);
+        const uint32_t rare = below(3) ? 1000 : 20;
+        unsigned char *const sum = malloc(size + 1), *const sum2 = device_new(size + shift),
+                             *const grad = device_new(n * width(g) + grad_shift);
+        unsigned char *const rest = malloc(2 * n + 1), *const rest2 = device_new(2 * n + shift);
+        float *const out = malloc(4 * n + 1), *const out2 = device_new(4 * n);
+        uint32_t *const counts = device_new(8), *const there = below(2) ? counts : NULL;
+        kopt_accumulator a = kopt_accumulator_of(sum, f, rest, n), b;
+        a.rounding = (kopt_rounding)below(5), a.compensation_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
+        a.seed = noise(), a.id = noise(), a.first_index = ((uint64_t)noise() << below(30)) + below(3);
+        if (a.rounding == KOPT_NEAREST || a.rounding == KOPT_STOCHASTIC) a.residual = NULL;
+        memset(sum, 0x7f, size), memset(sum2, 0x7f, size + shift); /* not read before the first addition */
+        memset(rest, 0x7f, 2 * n), memset(rest2, 0x7f, 2 * n + shift);
+        counts[0] = counts[1] = 0;
+        b = a, b.sum = sum2 + shift;
+        if (a.residual) b.residual = rest2 + shift;
+        for (step = 0; step < 6; ++step) {
+            const double scale = below(2) ? 1 : 0.3;
+            if (step == 3) a.count = b.count = counts[0] = 0;
+            bad += kopt_accumulator_read(&a, out) != KOPT_OK ||
+                   made(kopt_cuda_accumulator_read(&b, out2, there, stream)) != KOPT_OK;
+            bad += !same((void *)out, (void *)out2, KOPT_F32, n);
+            fill(grad + grad_shift, g, n, -10, 2, 0, rare);
+            bad += kopt_accumulate(&a, grad + grad_shift, g, scale) != KOPT_OK;
+            bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, scale, there, stream)) != KOPT_OK;
+            bad += memcmp(sum, sum2 + shift, size) != 0;
+            if (a.residual) bad += memcmp(rest, rest2 + shift, 2 * n) != 0;
+            bad += there ? counts[0] != a.count || counts[1] != a.step || b.count != 0 || b.step != 0
+                         : a.count != b.count || a.step != b.step;
+        }
+        counts[0] = 1, counts[1] = 0xffffffff; /* the end of a count: nothing moves */
+        bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, 1, counts, stream)) != KOPT_OK;
+        bad += memcmp(sum, sum2 + shift, size) != 0 || counts[0] != 1 || counts[1] != 0xffffffff;
+        free(sum), free(rest), free(out), device_free(sum2), device_free(rest2), device_free(grad), device_free(out2),
+            device_free(counts);
+    }
+    ok(bad == 0, "%d accumulators, two sums of three gradients each: sums, residuals and what is read are the CPU's",
+       lists);
+}
+
+/* ---- Graphs, and the program's own errors ------------------------------------------------------------------------ */
+
+/* Statistics and steps that are replayed from a graph, with a schedule between them. */
+static void graphs(void) {
+    static list l;
+    int bad = 0, k, step;
+    for (k = 0; k < 20; ++k) {
+        const kopt_cuda_options options = {1, 0.05, NULL, NULL, NULL};
+        cudaGraph_t graph;
+        cudaGraphExec_t replay;
+        make(&l, 2, 5, 3000, 1u << 31);
+        bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK;
+        bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+        bad += kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK || kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
+        bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
+        bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
+        for (step = 0; step < 5; ++step) {
+            kopt_norm norm;
+            size_t g;
+            memset(&norm, 0, sizeof norm);
+            for (g = 0; g < 2; ++g) kopt_norm_add_grads(&norm, l.tensors[0][g], l.counts[g]);
+            for (g = 0; g < 2; ++g) {
+                l.opt[g].lr *= 0.75;
+                bad += kopt_cuda_plan_set_optimizer(&l.plan, g, &l.opt[g], stream) != KOPT_OK;
+                l.opt[g].clip = kopt_clip_coefficient(&norm, 0.05, l.opt[g].grad_scale);
+            }
+            cpu_step(&l);
+            for (g = 0; g < 2; ++g) l.opt[g].clip = 1;
+            bad += cudaGraphLaunch(replay, stream) != cudaSuccess;
+            finish();
+            bad += differences(&l, 1) != 0;
+            new_gradients(&l, 1u << 31);
+        }
+        cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+        discard(&l);
+    }
+    ok(bad == 0, "a captured graph of statistics and step, replayed, with a schedule: %d differ from the CPU", bad);
+}
+
+/* A captured addition counts on the GPU, and a cleared count begins a new sum. */
+static void accumulation_graph(void) {
+    enum { N = 5000 };
+    unsigned char *const grad = device_new(2 * N), *const sum = device_new(2 * N), *const rest = device_new(2 * N);
+    uint32_t *const counts = device_new(8);
+    kopt_accumulator a = kopt_accumulator_of(malloc(2 * N), KOPT_BF16, malloc(2 * N), N), b = a;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    int k, bad = 0;
+    b.sum = sum, b.residual = rest;
+    counts[0] = counts[1] = 0;
+    bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+    bad += kopt_cuda_accumulate(&b, grad, KOPT_BF16, 0.5, counts, stream) != KOPT_OK;
+    bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
+    bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
+    for (k = 0; k < 6; ++k) {
+        if (k == 3) bad += cudaMemsetAsync(counts, 0, 4, stream) != cudaSuccess, a.count = 0;
+        fill(grad, KOPT_BF16, N, -12, 3, 0, 1u << 31);
+        bad += kopt_accumulate(&a, grad, KOPT_BF16, 0.5) != KOPT_OK;
+        bad += cudaGraphLaunch(replay, stream) != cudaSuccess;
+        finish();
+        bad += memcmp(a.sum, sum, 2 * N) != 0 || memcmp(a.residual, rest, 2 * N) != 0 || counts[0] != a.count ||
+               counts[1] != a.step;
+    }
+    cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+    free(a.sum), free(a.residual), device_free(grad), device_free(sum), device_free(rest), device_free(counts);
+    ok(bad == 0, "a captured accumulation, replayed: %d differ from the CPU", bad);
+}
+
+/* An error of the program's own stays where it is. */
+static void foreign_errors(void) {
+    static list l;
+    int bad;
+    make(&l, 1, 3, 1000, 1000);
+    cudaMemset(NULL, 0, (size_t)1 << 40);
+    bad = cudaPeekAtLastError() == cudaSuccess;
+    bad += kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK || kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
+    bad += cudaGetLastError() == cudaSuccess;
+    finish();
+    discard(&l);
+    ok(bad == 0, "an earlier CUDA error of the program is neither returned nor cleared");
+}
+
+int main(int argc, char **argv) {
+    const int lists = argc > 1 ? atoi(argv[1]) : 400;
+    int devices = 0;
+    cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error != cudaSuccess || devices == 0) {
+        printf("1..0 # SKIP no usable CUDA device (code %d)\n", (int)error);
+        return 0;
+    }
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    steps_equal(lists);
+    moves(lists / 4);
+    shards_equal();
+    statistics(lists / 2);
+    full_slots();
+    options();
+    refusals();
+    accumulations(lists);
+    graphs();
+    accumulation_graph();
+    if (argc <= 2 || strcmp(argv[2], "no-errors") != 0) foreign_errors();
+    return done();
+}

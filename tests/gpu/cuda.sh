@@ -1,0 +1,256 @@
+# Checks kahan_opt_cuda.cuh with nvcc. Without a GPU: it compiles for every architecture within the limits of registers,
+# no flag changes the PTX, C links with the object, every function returns a result code, and cuda.c runs the PTX
+# on the CPU. With a GPU it runs there, too. Prints TAP. With the argument "quick": one architecture instead of all,
+# fewer lists. Part of it runs by turns.
+out=build/tests/cuda_nvcc
+rm -rf $out/keep
+mkdir -p $out/keep
+nvcc=${NVCC:-nvcc}
+. tests/tap.sh
+known=$($nvcc --list-gpu-arch)
+all=
+for arch in 75 80 86 87 89 90 100 103 110 120; do
+    case "$known" in *compute_$arch*) all="$all $arch" ;; esac
+done
+root=$(dirname "$(dirname "$(command -v $nvcc)")")
+root=$(readlink -f "$root")
+quick=
+if [ "${1:-}" = quick ]; then
+    quick=yes all=90
+    ! turn 2 || all=120
+fi
+all=$(echo $all)
+{ # "#define KAHAN_OPT_CUDA_IMPLEMENTATION" and the include
+    sed -n '/^#define KAHAN_OPT_CUDA_IMPL/,/^```/p' docs/gpu.md | sed '/^```/d' # the file of the documentation
+    echo '#include "kahan_opt_cuda.cuh"'
+} >$out/plain.cu
+printf '#define KAHAN_OPT_VMATH\n#include "plain.cu"\n' >$out/vmath.cu
+
+# 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: from one PTX,
+# because nothing here is specific to an architecture; it is kept for what follows.
+object() { # object NAME ARCHITECTURES
+    name=$1 archs=$2 codes=${quick:+--keep --keep-dir $out/keep}
+    for arch in $archs; do
+        virtual=$arch
+        [ -z "$quick" ] || virtual=75
+        codes="$codes -gencode arch=compute_$virtual,code=sm_$arch"
+    done
+    $nvcc -I. -O3 -Werror all-warnings --threads 2 -Xptxas -v -Xcompiler -fno-threadsafe-statics $codes \
+        -c $out/$name.cu \
+        -o $out/$name.o >$out/log 2>&1
+    report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
+    cp $out/log $out/$name.ptxas
+    # step_kernel_<weight, moment, rounding, how>: the formats are 0 to 3 (fp32, bf16, fp16, 8 bits), how is 0 (Adam), 1
+    # (few) or 2 (any)
+    awk '
+        /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
+        /bytes stack frame/ { stack = $1; spill = $5 }
+        /Used [0-9]+ registers/ {
+            for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
+            seen++
+            usual = name ~ /step_kernel_.*ELi0EEv/
+            any = name ~ /step_kernel_.*ELi2EEv/
+            # of kernels that process elements, those of rare steps may spill a little
+            if (name !~ /prologue|setting|factor/ && (stack > (any ? 160 : 0) || spill > (any ? 160 : 0)))
+                print arch, name, "stack", stack, "spills", spill
+            limit = 128
+            if (usual) limit = name ~ /_ILi[0-2]ELi3E/ ? 108 : name ~ /_ILi2ELi0E/ ? 96 : 80
+            if (registers > limit) print arch, name, "registers", registers
+            if (name ~ /step_kernel_ILi1ELi1ELi2ELi0E/) hot++
+        }
+        END { print seen + 0, hot + 0 >"/dev/stderr" }' $out/$name.ptxas >$out/log 2>$out/seen
+    test ! -s $out/log && [ "$(awk '{print $2}' $out/seen)" = "$(echo $archs | wc -w)" ]
+    status=$? kernels=$(awk '{print $1}' $out/seen)
+    what="$name: registers, spills and stack frames are within limits"
+    report $status "$what ($kernels kernels looked at)"
+}
+object plain "$all"
+if [ -z "$quick" ]; then
+    object vmath "$all"
+else # quick: PTX only
+    $nvcc -I. -O3 -Werror all-warnings -Xcompiler -fno-threadsafe-statics -gencode arch=compute_75,code=compute_75 \
+        --keep --keep-dir $out/keep -c $out/vmath.cu -o $out/vmath.o >$out/log 2>&1
+    report $? "vmath: compiles without a warning"
+fi
+
+# 2. PTX: no flag changes it; no flushing, no approximation, no fused or contractible operation.
+ptx() { # ptx SOURCE NAME FLAGS...
+    source=$1 name=$2
+    shift 2
+    if [ $# = 0 ] && [ -s $out/keep/$source.ptx ]; then
+        cp $out/keep/$source.ptx $out/$name.full
+    else
+        $nvcc -I. -arch=compute_75 -ptx "$@" -o $out/$name.full $out/$source.cu >$out/log 2>&1 || return 1
+    fi
+    sed '/^\/\//d' $out/$name.full >$out/$name.ptx
+}
+for source in plain vmath; do
+    ptx $source $source
+    report $? "$source: PTX"
+    for flags in "--use_fast_math" "-fmad=false" "-ftz=true -prec-div=false -prec-sqrt=false -fmad=true"; do
+        # the first flag implies the last one; vmath contains all of plain
+        case "$quick$flags$source" in yes-f* | yes--f* | yes-*plain) continue ;; esac
+        turn 2 || continue
+        ptx $source other $flags && cmp $out/$source.ptx $out/other.ptx >$out/log 2>&1
+        report $? "$source: the same PTX with $flags"
+    done
+    # what a step stores is +0 below 2^-126: an addition of 0 that flushes
+    grep -nE '\.ftz|\.approx|\.full\.|fma\.|mad\.(rn\.)?f|ex2|lg2|rcp\.|rsqrt|\.sat' $out/$source.ptx |
+        grep -vE 'add\.rn\.ftz\.f32 %r[0-9]+, %r[0-9]+, 0f00000000;' >$out/log
+    ! test -s $out/log
+    report $? "$source: PTX: nothing is flushed but what is stored, and nothing approximated or fused"
+    grep -nE '^[[:space:]]*(@%p[0-9]+ )?(add|sub|mul|div|sqrt)\.(f32|f64)' $out/$source.ptx >$out/log
+    ! test -s $out/log
+    report $? "$source: PTX: every + - * / and square root names its rounding"
+done
+for operation in add.rn.f32 sub.rn.f32 mul.rn.f32 div.rn.f32 sqrt.rn.f32 div.rn.f64 \
+    ld.global.v4.u32 st.global.v4.u32; do
+    grep -q "$operation" $out/plain.ptx || echo "$operation is missing" >>$out/log
+done
+! test -s $out/log
+report $? "PTX: has the operations that these checks look for"
+hot=kopt_cuda_step_kernel_ILi1ELi1ELi2ELi0E # AdamW, KAHAN, all in bf16
+sed -n "/entry.*$hot/,/^}/p" $out/plain.ptx >$out/hot.ptx
+awk '/\.rn\.f32/ { run = 0 } /ld.global.v4.u32/ { if (++run > most) most = run } END { exit most < 5 }' $out/hot.ptx
+report $? "PTX: an octet's loads, of five arrays, are issued before any is used"
+
+# Other compilers and ways to compile: clang, relocatable code, C++17 and C++20 give no warning; -G is refused.
+: >$out/texture_fetch_functions.h # CUDA 13 has none, and clang 19 includes it
+clang=
+for name in clang clang-19 clang-20; do
+    if [ -z "$clang" ] && command -v $name >/dev/null && echo '__global__ void f() {}' >$out/clang.cu &&
+        $name -x cuda -fsyntax-only --cuda-path="$root" --cuda-gpu-arch=sm_90 -I$out -Wno-unknown-cuda-version \
+            $out/clang.cu >/dev/null 2>&1; then clang=$name; fi
+done
+if [ -z "$clang" ]; then missing "no clang that compiles CUDA"; else
+    for source in plain vmath; do
+        turn 2 || continue
+        $clang -x cuda -fsyntax-only --cuda-path="$root" --cuda-gpu-arch=sm_90 -I. -I$out -Wno-unknown-cuda-version \
+            -Wall -Werror $out/$source.cu >$out/log 2>&1
+        report $? "$source: $clang accepts it as CUDA, for the GPU and the host"
+    done
+fi
+{ # one kernel of each kind is enough for what only the front end sees
+    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(0, 2, -1, 2)'
+    cat $out/plain.cu
+} >$out/few.cu
+for flags in -std=c++17 "-std=c++20 -rdc=true"; do
+    turn 2 || continue
+    $nvcc -I. $flags -O3 -Werror all-warnings -arch=compute_75 -c -o $out/few.o $out/few.cu >$out/log 2>&1
+    report $? "compiles with $flags"
+done
+$nvcc -I. -G -arch=sm_90 -ptx -o $out/other.full $out/plain.cu >$out/log 2>&1
+[ $? != 0 ] && grep -q 'use -lineinfo' $out/log
+report $? "nvcc -G is refused, in words"
+
+# 3. C links with the object and needs no C++ library; without a GPU every function returns a result code.
+linked() { "$@" "-L$root/lib64" "-L$root/lib" -lcudart_static -ldl -lrt -lpthread -lm; } # linked COMPILER WORD...
+nm -u $out/plain.o | grep -E '__cxa|_ZSt|_Znw|_Zdl|__gxx' >$out/log
+! test -s $out/log
+report $? "the object needs no C++ library"
+nm -g --defined-only $out/plain.o $out/vmath.o | awk 'NF == 3 { print $3 }' | grep -v '^kopt_cuda_' >$out/log
+! test -s $out/log
+report $? "every exported symbol begins with kopt_cuda_"
+linked ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/gpu/cuda_use.c $out/plain.o \
+    >$out/log 2>&1
+report $? "C links with it"
+$out/use_c >$out/log 2>&1
+report $? "C: codes, and the program's own CUDA error stays: $(head -1 $out/log)"
+
+# 4. The GPU's tests and the bench compile; the tests run if there is a GPU.
+linked ${CC:-cc} -std=c99 -O2 -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/gpu tests/gpu/cuda.c $out/vmath.o \
+    >$out/log 2>&1
+report $? "the tests for a GPU compile"
+linked ${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/bench bench/cuda.c $out/vmath.o \
+    >$out/log 2>&1
+report $? "the bench for a GPU compiles"
+$out/gpu >$out/gpu.log 2>&1
+status=$?
+if grep -q '^1..0 # SKIP' $out/gpu.log; then
+    missing "$(sed -n 's/^1..0 # SKIP //p' $out/gpu.log)"
+else
+    cp $out/gpu.log $out/log
+    ! grep -q '^not ok\|^Bail' $out/log && [ $status = 0 ]
+    report $? "on the GPU: $(grep -c '^ok' $out/gpu.log) tests"
+    if command -v compute-sanitizer >/dev/null; then # one call of the tests fails on purpose
+        compute-sanitizer --error-exitcode 9 --report-api-errors no $out/gpu 20 >$out/log 2>&1
+        report $? "on the GPU under compute-sanitizer"
+    fi
+fi
+
+# 5. The same PTX on the CPU: see ptx.py and cuda_fake.c. The same tests run, on every machine with nvcc.
+echo '#include <ucontext.h>
+_Float16 half; __int128 wide; ucontext_t context;' >$out/probe.c
+if ! command -v python3 >/dev/null || ! ${CC:-cc} -c -o $out/probe.o $out/probe.c 2>$out/log; then
+    missing "the PTX on the CPU needs Python and a compiler with _Float16, __int128 and ucontext.h"
+    echo "1..$count"
+    exit
+fi
+level=-O1
+[ -z "$quick" ] || level=-O0 # it compiles in less time than the tests then take longer
+from_c() { ${CC:-cc} -std=gnu99 -w $level -ffp-contract=off -Itests/gpu -c -o "$1.o" "$1.c"; } # from_c NAME
+on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE.ptx
+    on=$1 lists=$2 halves=$out/$1
+    define=
+    [ $on = plain ] || define=-DKAHAN_OPT_VMATH
+    {
+        python3 tests/gpu/ptx.py $out/$on.ptx $halves.1.c $halves.2.c &&
+            ${CC:-cc} -std=c99 -O2 $define -isystem "$root/include" -c -o $out/$on.test.o tests/gpu/cuda.c && {
+            from_c $halves.1 &
+            from_c $halves.2 && wait $!
+        } && ${CC:-cc} -o $out/$on.cpu $out/$on.test.o $out/$on.o $halves.1.o $halves.2.o $out/fake.o -lm
+    } >$out/log 2>&1
+    report $? "$on: the PTX becomes C, each instruction a statement"
+    $out/$on.cpu $lists >$out/log 2>&1
+    status=$?
+    grep -q '^1\.\.' $out/log && ! grep -q '^not ok\|^Bail' $out/log && [ $status = 0 ]
+    report $? "$on: on the CPU: $(grep -c '^ok' $out/log) tests; $(sed -n 's/^ok 2 - //p' $out/log)"
+}
+${CC:-cc} -std=gnu99 -O2 -c -o $out/fake.o tests/gpu/cuda_fake.c
+if [ -n "$quick" ]; then many=100 some=50; else many=1000 some=400; fi
+on_cpu plain $many
+! turn 4 || on_cpu vmath $some
+
+${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/gpu/cuda_state.c >$out/log 2>&1 &&
+    ${CC:-cc} -o $out/state $out/state.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
+    $out/state $many >$out/log 2>&1 && grep -q '^1\.\.' $out/log && ! grep -q '^not ok' $out/log
+report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
+
+exchanged() { # a mistake that must be seen: two registers of a load of 16 bytes
+    python3 tests/gpu/ptx.py --only $hot --swap $hot $out/plain.ptx $out/swapped.c &&
+        from_c $out/swapped &&
+        ${CC:-cc} -o $out/swapped $out/plain.test.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/swapped.o \
+            $out/fake.o -lm
+}
+! turn 4 || {
+    exchanged >$out/log 2>&1 && ! $out/swapped $many >$out/log 2>&1 && grep -q '^not ok 1 ' $out/log
+    report $? "on the CPU: two registers of one wide load exchanged are seen"
+}
+
+# 6. Instructions for each element, within limits.
+version=$($nvcc --version | sed -n 's/.*release [^,]*, /nvcc /p')
+${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/budget.o tests/gpu/cuda_budget.c >$out/log 2>&1 &&
+    ${CC:-cc} -o $out/budget $out/budget.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
+    PTX_PROFILE=$out/profile $out/budget "$version" >$out/log 2>&1
+status=$?
+sed -n '/^# /p; s/^\(not ok\|ok\) [0-9]* - /#     /p' $out/log
+grep '^not ok' $out/log >$out/over
+mv $out/over $out/log
+[ $status = 0 ] && ! test -s $out/log
+report $? "PTX instructions are within the limits of tests/gpu/cuda_budget.c"
+
+# 7. The same in SASS: what ptxas makes of each executed line of PTX.
+for nvdisasm in nvdisasm "$root/bin/nvdisasm" build/nvdisasm/nvidia/cu13/bin/nvdisasm; do
+    ! command -v "$nvdisasm" >/dev/null || break
+done
+ptxas=$root/bin/ptxas
+[ -x "$ptxas" ] || ptxas=ptxas
+if ! command -v "$nvdisasm" >/dev/null; then missing "no nvdisasm; ./build.sh setup installs it"; else
+    $ptxas -arch=sm_90 -lineinfo -o $out/sass.cubin $out/plain.ptx >$out/log 2>&1 &&
+        "$nvdisasm" -gp -c $out/sass.cubin >$out/sass 2>$out/log &&
+        python3 tests/gpu/sass.py $out/profile $out/sass tests/gpu/cuda_sass.txt >$out/log
+    status=$?
+    [ $status != 0 ] || sed 's/^ok [0-9]* - /#     /; /^1\.\./d' $out/log
+    report $status "SASS instructions of sm_90 are within the limits of tests/gpu/cuda_sass.txt"
+fi
+echo "1..$count"

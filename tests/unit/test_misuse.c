@@ -1,0 +1,575 @@
+/* test_misuse.c - what a careless program does: structs that are zero, counts inside the weights, a copy that nothing
+   filled, compensations inside the weights, a checkpoint under another optimizer, a loss scale in the wrong order, a
+   closure that leaves by longjmp. Each is done right or refused in words, and nothing is written then. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+#include "inputs.h"
+
+#include <math.h>
+#include <setjmp.h>
+
+enum { N = 300, ROOM = 64 + 24 * N };
+
+static union room { /* of any alignment */
+    double align;
+    unsigned char byte[ROOM];
+} weight, grad, copy, state, floats, before[5];
+static unsigned char image[ROOM + 4 * N + 256]; /* a checkpoint */
+static union room *const rooms[5] = {&weight, &grad, &copy, &state, &floats};
+static kopt_optimizer opt;
+static kopt_tensor t;
+
+static void photograph(void) {
+    int i;
+    for (i = 0; i < 5; ++i) before[i] = *rooms[i];
+}
+
+static int unchanged(void) {
+    int i, same = 1;
+    for (i = 0; i < 5; ++i) same &= !memcmp(&before[i], rooms[i], sizeof before[i]);
+    return same;
+}
+
+static void build(kopt_optimizer o) {
+    size_t i;
+    opt = o;
+    memset(&weight, 0, sizeof weight), memset(&state, 0, sizeof state), memset(&copy, 0x77, sizeof copy);
+    t = kopt_tensor_of(weight.byte, grad.byte, KOPT_BF16, N, state.byte, sizeof state.byte);
+    for (i = 0; i < N; ++i) ref_set(grad.byte, 2, i, 0x3c00 + (uint32_t)(i * 37 % 500));
+    for (i = 0; i < N; ++i) ref_set(floats.byte, 4, i, 0x3f800000 + (uint32_t)(i * 2654435761u >> 10));
+}
+
+static const float *initial(void) { return (const float *)(const void *)floats.byte; }
+
+static void refuses(kopt_result got, kopt_result want, const char *what) {
+    if (!ok(got == want && unchanged(), "%s: refused", what)) note("%s", kopt_result_string(got));
+}
+
+/* ---- structs that are zero --------------------------------------------------------------------------------------- */
+
+static void check_zero_structs(void) {
+    static const kopt_optimizer none; /* static: all zero */
+    static const kopt_accumulator no_accumulator;
+    static const kopt_compressor no_compressor;
+    static const kopt_scaler no_scaler;
+    static const kopt_tensor zero;
+    kopt_accumulator a = no_accumulator;
+    kopt_compressor c = no_compressor;
+    kopt_scaler scaler = no_scaler;
+    kopt_step step, began;
+    static union room stepped;
+    int k;
+
+    for (k = 0; k < 2; ++k) { /* by the function, and by fields of a zeroed struct */
+        build(kopt_adamw(1e-2));
+        if (k == 1) {
+            t = zero;
+            t.weight = weight.byte, t.grad = grad.byte, t.grad_format = KOPT_BF16, t.n = N;
+            t.state = state.byte, t.state_size = sizeof state.byte;
+        }
+        ok(kopt_state_init(&opt, &t, initial()) == KOPT_OK && kopt_optimizer_step(&opt, &t, 1) == KOPT_OK,
+           "a tensor %s is stepped", k ? "of a zeroed struct" : "of kopt_tensor_of()");
+        if (k == 0) stepped = weight;
+    }
+    ok(!memcmp(&stepped, &weight, sizeof weight), "... and both end in the same bits");
+
+    build(none);
+    opt.lr = 1e-2, opt.grad_scale = opt.clip = 1, opt.eps = 1e-8, opt.weight_format = KOPT_BF16;
+    memset(&step, 0, sizeof step);
+    photograph();
+    refuses(kopt_state_init(&opt, &t, NULL), KOPT_ERROR_UNINITIALIZED, "state_init by an optimizer that nothing made");
+    refuses(kopt_step_begin(&opt, &step), KOPT_ERROR_UNINITIALIZED, "step_begin by an optimizer that nothing made");
+    refuses(kopt_optimizer_step(&opt, &t, 1), KOPT_ERROR_UNINITIALIZED,
+            "optimizer_step by an optimizer that nothing made");
+    ok(opt.step == 0 && kopt_state_size(&opt, N) == 0, "... and no step is counted, no size is given");
+    refuses(kopt_step_run(&step, &t), KOPT_ERROR_STEP, "a step that was not begun");
+    ok(strstr(kopt_result_string(KOPT_ERROR_UNINITIALIZED), "kopt_adamw()") != NULL, "the words say what to call");
+
+    opt = kopt_adamw(1e-2);
+    refuses(kopt_scaler_step(&scaler, &opt, &t, 1, 0, NULL, NULL), KOPT_ERROR_RANGE, "a zeroed scaler");
+    a.sum = weight.byte, a.format = KOPT_BF16, a.n = N;
+    refuses(kopt_accumulate(&a, grad.byte, KOPT_BF16, 1), KOPT_ERROR_UNINITIALIZED, "a zeroed accumulator");
+    refuses(kopt_accumulator_read(&a, (float *)(void *)floats.byte), KOPT_ERROR_UNINITIALIZED,
+            "... is not read either");
+    c.code = KOPT_BF16, c.n = N;
+    refuses(kopt_compress(&c, copy.byte, sizeof copy.byte, grad.byte, KOPT_BF16), KOPT_ERROR_UNINITIALIZED,
+            "a zeroed compressor");
+    ok(a.count == 0 && a.step == 0 && c.step == 0, "... and nothing is counted");
+
+    build(kopt_adamw(1e-2));
+    kopt_state_init(&opt, &t, initial());
+    t.rate_scale = -0.0f;
+    photograph();
+    ok(kopt_step_begin(&opt, &began) == KOPT_OK, "begun");
+    refuses(kopt_step_run(&began, &t), KOPT_ERROR_RANGE, "a rate_scale of -0");
+    t.rate_scale = 0, t.stable_scale = -0.0f;
+    photograph();
+    refuses(kopt_step_run(&began, &t), KOPT_ERROR_RANGE, "a stable_scale of -0");
+
+    build(kopt_stable_adamw(1e-2));
+    kopt_state_init(&opt, &t, initial());
+    ok(kopt_step_begin(&opt, &began) == KOPT_OK, "StableAdamW begins");
+    photograph();
+    refuses(kopt_step_range(&began, &t, 0, N / 2), KOPT_ERROR_STEP, "a part of a tensor that nothing has measured");
+    ok(kopt_step_range(&began, &t, N, N) == KOPT_OK, "... but an empty part is stepped");
+    ok(kopt_step_range(&began, &t, 0, N) == KOPT_OK, "... and the whole, which measures itself");
+}
+
+/* ---- memory that overlaps ---------------------------------------------------------------------------------------- */
+
+static void check_counts_inside(void) {
+    static const char *const name[] = {"weights", "gradient", "copy", "state"};
+    kopt_step step;
+    kopt_tensor two[2];
+    kopt_counts counts = {0, 0, 0};
+    static union room second[3];
+    int i, at;
+    build(kopt_adamw(1e-2));
+    t.copy = copy.byte, t.copy_format = KOPT_BF16;
+    kopt_state_init(&opt, &t, initial());
+    kopt_step_begin(&opt, &step);
+    photograph();
+    for (i = 0; i < 4; ++i)
+        for (at = 0; at < 2; ++at) { /* at the first byte, and where only the first word of the counts is inside */
+            size_t size = i == 3 ? kopt_state_size(&opt, N) : 2 * N;
+            t.counts = (kopt_counts *)(void *)(rooms[i]->byte + (at ? (size - 1) / 8 * 8 : 0));
+            if (i == 1) { /* kopt_state_init() does not read the gradient */
+                refuses(kopt_step_run(&step, &t), KOPT_ERROR_OVERLAP, "counts in the gradient");
+                continue;
+            }
+            if (kopt_step_run(&step, &t) != KOPT_ERROR_OVERLAP ||
+                kopt_state_init(&opt, &t, NULL) != KOPT_ERROR_OVERLAP || !unchanged())
+                ok(0, "counts in the %s", name[i]);
+            else
+                ok(1, "counts in the %s: refused", name[i]);
+        }
+    t.counts = (kopt_counts *)(void *)floats.byte;
+    refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "counts in the initial weights");
+
+    two[0] = t, two[1] = t;
+    two[0].counts = two[1].counts = &counts;
+    two[1].weight = second[0].byte, two[1].state = second[1].byte, two[1].copy = second[2].byte, two[1].id = 1;
+    kopt_state_init(&opt, &two[1], initial());
+    ok(kopt_optimizer_step(&opt, two, 2) == KOPT_OK && counts.wanted == 2 * N, "two tensors may have one kopt_counts");
+    two[0].counts = (kopt_counts *)(void *)second[0].byte;
+    ok(kopt_optimizer_step(&opt, two, 2) == KOPT_ERROR_OVERLAP, "counts in the weights of a neighbour: refused");
+}
+
+/* ---- the copy ---------------------------------------------------------------------------------------------------- */
+
+static int copy_differs(void) {
+    size_t i;
+    int bad = 0;
+    for (i = 0; i < N; ++i)
+        bad += ref_get(t.copy, ref_width(t.copy_format), i) !=
+               ref_narrow(t.copy_format,
+                          ref_widen(opt.weight_format, ref_get(weight.byte, ref_width(opt.weight_format), i)));
+    return bad;
+}
+
+static void check_copies(void) {
+    int format, to, rounding, with, bad = 0, cases = 0;
+    for (format = KOPT_F32; format <= KOPT_FP16; ++format)
+        for (to = KOPT_F32; to <= KOPT_FP16; ++to)
+            for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+                for (with = 0; with < 2; ++with, ++cases) {
+                    build(kopt_adamw(1e-2));
+                    opt.weight_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
+                    memcpy(weight.byte, grad.byte, 4 * N);
+                    t.copy = copy.byte, t.copy_format = (kopt_format)to;
+                    bad += kopt_state_init(&opt, &t, with ? initial() : NULL) != KOPT_OK || copy_differs();
+                    ref_set(floats.byte, 4, 3, 0x40490fdb);
+                    bad += kopt_state_write(&opt, &t, KOPT_WEIGHT, initial()) != KOPT_OK || copy_differs();
+                    memset(copy.byte, 0x77, sizeof copy.byte);
+                    bad += kopt_save(&opt, &t, 1, image, sizeof image) != KOPT_OK;
+                    bad += kopt_load(&opt, &t, 1, image, sizeof image) != KOPT_OK || copy_differs();
+                }
+    ok(!bad, "the copy is filled by init, writing weights and load: %d of %d are not", bad, cases);
+
+    build(kopt_adamw(1e-2));
+    opt.rounding = KOPT_NEAREST;
+    t.copy = floats.byte, t.copy_format = KOPT_F32;
+    before[0] = floats;
+    ok(kopt_state_init(&opt, &t, initial()) == KOPT_OK && !copy_differs(), "the initial weights may be the fp32 copy");
+    for (with = 0; with < N; ++with)
+        bad += ref_get(weight.byte, 2, (size_t)with) != ref_narrow(KOPT_BF16, ref_get(before[0].byte, 4, (size_t)with));
+    ok(!bad, "... and all of them are read before it is written");
+    photograph();
+    t.copy_format = KOPT_BF16;
+    refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "initial weights that are a 16-bit copy");
+    t.copy = floats.byte + 4, t.copy_format = KOPT_F32;
+    refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "initial weights partly over the copy");
+    t.copy = floats.byte + 4 * N - 1;
+    refuses(kopt_state_init(&opt, &t, initial()), KOPT_ERROR_OVERLAP, "... by one byte");
+}
+
+/* ---- an addition to an array ------------------------------------------------------------------------------------- */
+
+static void check_kahan_add(void) {
+    static const kopt_random_key zero;
+    const float *const delta = initial();
+    kopt_random_key far = zero;
+    int f;
+    far.first_index = (uint64_t)0 - 1;
+    for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
+        const kopt_format format = (kopt_format)f;
+        build(kopt_sgd(1, 0));
+        photograph();
+        refuses(kopt_kahan_add(NULL, state.byte, format, delta, N, zero), KOPT_ERROR_NULL,
+                "an addition without weights");
+        refuses(kopt_kahan_add(weight.byte, NULL, format, delta, N, zero), KOPT_ERROR_NULL,
+                "... without compensations");
+        refuses(kopt_kahan_add(weight.byte, state.byte, format, NULL, N, zero), KOPT_ERROR_NULL, "... without a delta");
+        refuses(kopt_kahan_add(weight.byte, weight.byte, format, delta, N, zero), KOPT_ERROR_OVERLAP,
+                "compensations that are the weights");
+        refuses(kopt_kahan_add(weight.byte, weight.byte + N, format, delta, N, zero), KOPT_ERROR_OVERLAP,
+                "compensations n bytes behind the weights, not n numbers");
+        refuses(kopt_kahan_add(floats.byte, state.byte, format, delta, N, zero), KOPT_ERROR_OVERLAP,
+                "16-bit weights over their delta");
+        refuses(kopt_kahan_add(weight.byte, floats.byte + 4 * N - 1, format, delta, N, zero), KOPT_ERROR_OVERLAP,
+                "compensations over the last byte of the delta");
+        refuses(kopt_kahan_add(weight.byte, state.byte, format, delta, (size_t)0 - N, zero), KOPT_ERROR_BOUNDS,
+                "a length below zero");
+        refuses(kopt_kahan_add(weight.byte, state.byte, format, delta, N, far), KOPT_ERROR_BOUNDS,
+                "an index below zero");
+        ok(kopt_kahan_add(NULL, NULL, format, NULL, 0, zero) == KOPT_OK && unchanged(),
+           "an empty array has no pointers");
+        ok(kopt_kahan_add(weight.byte, weight.byte + 2 * N, format, delta, N, zero) == KOPT_OK,
+           "compensations right behind the weights are no overlap");
+        ok(memcmp(before[0].byte, weight.byte, 2 * N) && !memcmp(before[4].byte, floats.byte, sizeof floats.byte) &&
+               !memcmp(before[0].byte + 4 * N, weight.byte + 4 * N, ROOM - 4 * N),
+           "... and the delta stays as it was");
+    }
+    photograph();
+    refuses(kopt_kahan_add(weight.byte, state.byte, KOPT_F32, delta, N, zero), KOPT_ERROR_OPTION, "fp32 weights");
+    refuses(kopt_kahan_add(weight.byte, state.byte, KOPT_Q8, delta, N, zero), KOPT_ERROR_OPTION, "weights of 8 bits");
+    refuses(kopt_kahan_add(weight.byte, state.byte, (kopt_format)-1, delta, N, zero), KOPT_ERROR_OPTION, "no format");
+}
+
+/* ---- ranges with 8-bit moments that are not there ---------------------------------------------------------------- */
+
+static void check_ranges(void) {
+    const kopt_optimizer made[] = {kopt_sgd(0.01, 0), kopt_ema(0.99), kopt_adamw(0.01), kopt_sgd(0.01, 0.9)};
+    int i;
+    for (i = 0; i < 4; ++i) {
+        kopt_step step;
+        kopt_result result;
+        build(made[i]);
+        opt.moment_format = KOPT_Q8;
+        kopt_state_init(&opt, &t, NULL);
+        kopt_step_begin(&opt, &step);
+        result = kopt_step_range(&step, &t, 3, 17);
+        ok(result == (i < 2 ? KOPT_OK : KOPT_ERROR_BOUNDS), "a range within a block, KOPT_Q8, rule %d: %s",
+           (int)opt.rule, i < 2 ? "it keeps no moments, so taken" : "refused");
+    }
+}
+
+/* ---- a checkpoint under another optimizer ------------------------------------------------------------------------ */
+
+static kopt_result save(void) { return kopt_save(&opt, &t, 1, image, sizeof image); }
+static kopt_result load(kopt_optimizer *o) { return kopt_load(o, &t, 1, image, sizeof image); }
+
+static void check_identity(void) {
+    unsigned char *const saved = image + 176; /* the header of the tensor */
+    kopt_optimizer o, was;
+    kopt_tensor shape = kopt_tensor_of(NULL, NULL, KOPT_F32, 0, NULL, 0);
+    size_t size;
+#define OTHER(make, change)                                                                        \
+    do {                                                                                           \
+        build(make);                                                                               \
+        opt.step = 5;                                                                              \
+        ok(kopt_state_init(&opt, &t, initial()) == KOPT_OK && save() == KOPT_OK, "saved: " #make); \
+        o = opt;                                                                                   \
+        o.step = 0;                                                                                \
+        change;                                                                                    \
+        photograph();                                                                              \
+        refuses(load(&o), KOPT_ERROR_MISMATCH, "loaded after " #change);                           \
+        ok(o.step == 0 && load(&opt) == KOPT_OK, "... and loaded as it was");                      \
+    } while (0)
+    OTHER(kopt_adamw(1e-3), o = kopt_stable_adamw(1e-3));
+    OTHER(kopt_stable_adamw(1e-3), o.stable = 0);
+    OTHER(kopt_adamw(1e-3), o = kopt_adam(1e-3));
+    OTHER(kopt_adamw(1e-3), o.decay_mode = KOPT_FULLY_DECOUPLED);
+    OTHER(kopt_adamw(1e-3), o.amsgrad = 1);
+    OTHER(kopt_adamw(1e-3), o.moment_rounding = KOPT_NEAREST);
+    OTHER(kopt_adamw(1e-3), o.compensation_rounding = KOPT_NEAREST);
+    OTHER(kopt_adamw(1e-3), o.rounding = KOPT_EXACT);
+    OTHER(kopt_adamw(1e-3), o.moment_format = KOPT_FP16);
+    OTHER(kopt_adamw(1e-3), o.weight_format = KOPT_FP16);
+    OTHER(kopt_adamw(1e-3), o.weight_format = KOPT_F32);
+    OTHER(kopt_adamw(1e-3), o = kopt_radam(1e-3));
+    OTHER(kopt_sgd(1e-3, 0.9), o.nesterov = 1);
+#undef OTHER
+
+    build(kopt_adamw(1e-3));
+    opt.rounding = KOPT_EXACT;
+    kopt_state_init(&opt, &t, NULL);
+    o = opt, o.compensation_rounding = KOPT_NEAREST;
+    ok(save() == KOPT_OK && load(&o) == KOPT_OK, "a rounding that does not apply may differ");
+
+    build(kopt_adamw(0.1));
+    opt.weight_decay = 0.3, opt.beta1 = 0.7, opt.beta2 = 0.9, opt.seed = 11;
+    t.id = 3, t.first_index = 256;
+    kopt_state_init(&opt, &t, NULL);
+    opt.step = 9;
+    size = kopt_state_size(&opt, N);
+    was = kopt_sgd(0, 0);
+    ok(save() == KOPT_OK && kopt_state_inspect(saved, 64, &was, &shape) == KOPT_OK,
+       "inspect: a tensor in a checkpoint");
+    ok(was.rule == KOPT_ADAM && was.decay_mode == KOPT_DECOUPLED && !was.stable && !was.amsgrad &&
+           was.rounding == KOPT_KAHAN && was.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 &&
+           was.moment_rounding == KOPT_STOCHASTIC && was.compensation_rounding == KOPT_STOCHASTIC,
+       "inspect: rule, formats and roundings");
+    ok(ref_bits((float)was.lr) == ref_bits(0.1f) && ref_bits((float)was.weight_decay) == ref_bits(0.3f) &&
+           ref_bits((float)was.beta1) == ref_bits(0.7f) && ref_bits((float)was.beta2) == ref_bits(0.9f),
+       "inspect: lr, weight_decay, beta1, beta2");
+    ok(was.seed == 11 && was.step == 9 && shape.n == N && shape.id == 3 && shape.first_index == 256,
+       "inspect: seed, step, n, id, first_index");
+    ok(kopt_state_size(&was, N) == size && kopt_state_inspect(saved, 64, NULL, NULL) == KOPT_OK,
+       "inspect: an optimizer that works");
+    o = kopt_adamw(0.2);
+    ok(load(&o) == KOPT_OK && o.step == 9 && o.seed == 11 && fabs(o.lr - 0.1) < 1e-12,
+       "other numbers may differ: loaded, they are those of the checkpoint");
+    shape.n = shape.id = 0, shape.first_index = 0;
+    ok(kopt_state_inspect(state.byte, size, &was, &shape) == KOPT_OK && was.rule == KOPT_ADAM && !was.amsgrad &&
+           was.rounding == KOPT_KAHAN && was.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 &&
+           shape.n == N && shape.id == 3 && shape.first_index == 256 && kopt_state_size(&was, N) == size,
+       "inspect: a state block: what lays it out, and whose it is");
+    ok(was.seed == 0 && was.step == 0 && ref_bits((float)was.lr) == 0 && was.decay_mode == KOPT_L2 &&
+           ref_bits((float)was.beta2) == ref_bits(0.999f),
+       "... and nothing else");
+    saved[48] = saved[49] = 0, saved[50] = 0x80, saved[51] = 0x7f;
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.lr > 1e300, "inspect: an infinite lr");
+    ok(kopt_state_inspect(NULL, 64, &was, NULL) == KOPT_ERROR_NULL &&
+           kopt_state_inspect(saved, 63, &was, NULL) == KOPT_ERROR_SIZE,
+       "inspect: no header, half a header");
+    saved[10] = 2;
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: neither a block nor a checkpoint");
+    saved[10] = 1, saved[4] = 1;
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: a block of version 0.1");
+    saved[4] = 2, saved[8] = 3;
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: 8-bit codes of version 0.1");
+    saved[8] = 1, saved[5] = 8;
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: a rule that does not exist");
+    saved[5] = KOPT_ADAM_ATAN2, saved[9] = 2 + 16;
+#ifndef KAHAN_OPT_VMATH
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_OPTION, "inspect: a rule that this build leaves out");
+#endif
+    saved[5] = KOPT_LION;
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: Lion with two moments");
+    build(kopt_sgd(0.5, 0.9));
+    opt.nesterov = 1;
+    kopt_state_init(&opt, &t, NULL);
+    ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
+           !was.nesterov && kopt_state_size(&was, N) == kopt_state_size(&opt, N),
+       "inspect: a state block with a momentum, whatever it is");
+    save();
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.rule == KOPT_SGD && was.nesterov &&
+           ref_bits((float)was.momentum) == ref_bits(0.9f) && ref_bits((float)was.dampening) == 0,
+       "inspect: SGD's momentum and dampening");
+    build(kopt_sgd(0.5, 1e-300)); /* 0 as fp32 */
+    kopt_state_init(&opt, &t, NULL), save();
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
+           kopt_state_size(&was, N) == kopt_state_size(&opt, N),
+       "inspect: a momentum that fp32 does not have still keeps a moment");
+    build(kopt_sgd(0.5, 0));
+    kopt_state_init(&opt, &t, NULL), save();
+    saved[59] = 0x3f; /* damaged: 0.5, and no moment */
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && !(was.momentum > 0) &&
+           kopt_state_size(&was, N) == kopt_state_size(&opt, N),
+       "inspect: no momentum where there is no moment");
+    build(kopt_adamw(0.5));
+    opt.rounding = KOPT_COMPACT, opt.moment_rounding = KOPT_NEAREST;
+    kopt_state_init(&opt, &t, NULL), save();
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.rounding == KOPT_COMPACT &&
+           was.moment_rounding == KOPT_NEAREST && was.compensation_rounding == KOPT_STOCHASTIC,
+       "inspect: moments rounded to nearest");
+    build(kopt_adamw(0.5));
+    opt.compensation_rounding = KOPT_NEAREST;
+    kopt_state_init(&opt, &t, NULL), save();
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.moment_rounding == KOPT_STOCHASTIC &&
+           was.compensation_rounding == KOPT_NEAREST,
+       "inspect: compensation rounded to nearest");
+
+    build(kopt_adamw(1e-3));
+    kopt_state_init(&opt, &t, NULL);
+    o = opt, o.weight_format = KOPT_F32;
+    photograph();
+    refuses(kopt_optimizer_step(&o, &t, 1), KOPT_ERROR_MISMATCH, "an fp32 optimizer on a bf16 block");
+    refuses(kopt_save(&o, &t, 1, image, sizeof image), KOPT_ERROR_MISMATCH, "... saving it");
+    t.state_size = 63;
+    refuses(kopt_optimizer_step(&opt, &t, 1), KOPT_ERROR_SIZE, "a block smaller than a header");
+}
+
+/* ---- arrays of another type -------------------------------------------------------------------------------------- */
+
+static void check_typed(void) {
+    static kopt_bf16 w16[4], g16[4];
+    static float w32[4], g32[4];
+    static double g64[4];
+    static unsigned char block[KOPT_STATE_BYTES(4, 8)];
+    kopt_norm norm = {{0}, 0};
+    kopt_tensor typed[6], x;
+    kopt_step step;
+    int format, k, bad = 0;
+    for (format = KOPT_F32; format <= KOPT_FP16; ++format) {
+        kopt_optimizer o = kopt_adamw(1e-3), other;
+        kopt_format grads[6];
+        o.weight_format = (kopt_format)format;
+        typed[0] = KOPT_TENSOR(&o, w16, g16, 4, block, sizeof block);
+        typed[1] = KOPT_TENSOR(&o, w16, g32, 4, block, sizeof block);
+        typed[2] = KOPT_TENSOR(&o, w32, g32, 4, block, sizeof block);
+        typed[3] = KOPT_TENSOR(&o, w32, g16, 4, block, sizeof block);
+        typed[4] = KOPT_TENSOR(&o, w16, g64, 4, block, sizeof block);
+        typed[5] = KOPT_TENSOR(&o, (unsigned char *)w16, g16, 4, block, sizeof block);
+        grads[0] = format ? (kopt_format)format : KOPT_Q8, grads[1] = format ? KOPT_F32 : KOPT_Q8;
+        grads[2] = format ? KOPT_Q8 : KOPT_F32, grads[3] = grads[4] = grads[5] = KOPT_Q8; /* Q8: refused */
+        for (k = 0; k < 6; ++k) {
+            const int fits = grads[k] != KOPT_Q8;
+            bad += kopt_state_init(&o, &typed[k], NULL) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            bad += fits && (typed[k].grad_format != grads[k] || typed[k].n != 4 || typed[k].state != block);
+            other = o;
+            bad += kopt_optimizer_step(&other, &typed[k], 1) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            if (!fits) bad += kopt_norm_add_grads(&norm, &typed[k], 1) != KOPT_ERROR_OPTION;
+            if (!fits) bad += kopt_save_size(&o, &typed[k], 1) != 0;
+        }
+        /* The optimizer's format is set after the tensor is made. */
+        for (k = 0; k < 3; ++k) {
+            const int fits = k == format;
+            x = format ? typed[0] : typed[2];
+            kopt_state_init(&o, &x, NULL);
+            other = o, other.weight_format = (kopt_format)k;
+            bad += kopt_state_init(&other, &x, NULL) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            kopt_step_begin(&other, &step);
+            bad += kopt_step_run(&step, &x) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            bad += kopt_optimizer_step(&other, &x, 1) != (fits ? KOPT_OK : KOPT_ERROR_OPTION);
+            bad += (kopt_save_size(&other, &x, 1) != 0) != fits;
+        }
+    }
+    ok(!bad, "KOPT_TENSOR: arrays that do not fit the optimizer are refused, others taken: %d wrong", bad);
+    x = kopt_tensor_of(w16, g32, KOPT_BF16, 4, block, sizeof block);
+    ok(x.typed_ == 0 && KOPT_STATE_BYTES(4, 8) == 64 + 32 + 75, "kopt_tensor_of() takes any pointers");
+}
+
+/* Words for humans: NULL, no constructor, and what no field of the optimizer is to blame for. */
+static void check_option_string(void) {
+    static const kopt_optimizer none;
+    kopt_optimizer o = kopt_ema(0.9);
+    ok(!strcmp(kopt_option_string(NULL), "the optimizer is NULL"), "NULL");
+    ok(!strcmp(kopt_option_string(&none), kopt_result_string(KOPT_ERROR_UNINITIALIZED)), "zeros");
+    ok(strstr(kopt_option_string(&o), "tensor") != NULL, "a valid one");
+    o.zero_grad = 1;
+    ok(strstr(kopt_option_string(&o), "zero_grad") != NULL, "%s", kopt_option_string(&o));
+    o = kopt_ema(-1);
+    ok(!strncmp(kopt_option_string(&o), "lr:", 3) && strstr(kopt_option_string(&o), "decay"), "%s",
+       kopt_option_string(&o));
+    o = kopt_lion(1e-3);
+    o.sharpness = -1, o.lr = -1; /* the first of two */
+    ok(!strncmp(kopt_option_string(&o), "lr:", 3), "%s", kopt_option_string(&o));
+    o = kopt_adamw(1e-3);
+    o.rule = (kopt_rule)9;
+    ok(!strncmp(kopt_option_string(&o), "rule:", 5), "%s", kopt_option_string(&o));
+}
+
+/* ---- loss scale
+ * ------------------------------------------------------------------------------------------------------ */
+
+static jmp_buf out_of_here;
+static void leave(void *user, float scale) {
+    (void)user, (void)scale;
+    longjmp(out_of_here, 1);
+}
+
+static void check_scaler_begin(void) {
+    static union room by_list, by_ranges;
+    kopt_scaler scaler, one, other;
+    kopt_norm norm;
+    kopt_step step, was;
+    kopt_optimizer same;
+    kopt_closure closure = {leave, NULL, NULL};
+    int k, skipped = 7;
+    for (k = 0; k < 2; ++k) {
+        build(kopt_adamw(1e-2));
+        opt.grad_scale = 0.5, opt.clip = 1e-9; /* which is not read */
+        scaler = kopt_grad_scaler();
+        scaler.scale = 1024, scaler.interval = 1;
+        kopt_state_init(&opt, &t, initial());
+        memset(&norm, 0, sizeof norm);
+        kopt_norm_add_grads(&norm, &t, 1);
+        if (k == 0) {
+            ok(kopt_scaler_step(&scaler, &opt, &t, 1, 1e-4, NULL, NULL) == KOPT_OK, "scaler_step");
+            by_list = weight, one = scaler;
+        } else {
+            ok(kopt_scaler_begin(&scaler, &opt, &norm, 1e-4, &step, &skipped) == KOPT_OK && !skipped, "scaler_begin");
+            ok(kopt_step_range(&step, &t, 100, N) == KOPT_OK && kopt_step_range(&step, &t, 0, 100) == KOPT_OK,
+               "... in two ranges");
+            by_ranges = weight, other = scaler;
+        }
+        ok(opt.step == 1 && ref_bits((float)opt.grad_scale) == ref_bits(0.5f) && opt.clip < 1e-8 && opt.clip > 0,
+           "... counts the step and leaves opt alone");
+    }
+    ok(!memcmp(&by_list, &by_ranges, sizeof by_list) && !memcmp(&one, &other, sizeof one) && one.scale > 2047 &&
+           one.scale < 2049,
+       "both have the same bits, and the scale grows");
+    ok(ref_bits(step.grad_scale) ==
+           ref_bits((float)(0.5 / 1024) * (float)fmin(1, 1e-4 / (kopt_norm_value(&norm) * (0.5 / 1024) + 1e-6))),
+       "the gradients are divided by the scale they were made with, and clipped");
+
+    norm.nonfinite = 1;
+    same = opt;
+    photograph();
+    ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, &skipped) == KOPT_OK && skipped == 1 &&
+           opt.step == same.step && scaler.scale > 1023 && scaler.scale < 1025,
+       "a gradient that is not finite: skipped, the scale halved");
+    refuses(kopt_step_run(&step, &t), KOPT_ERROR_STEP, "... and its step runs nothing");
+    memset(&step, 0x55, sizeof step), was = step, other = scaler;
+    for (k = 0; k < 2; ++k) {
+        norm.nonfinite = (uint64_t)k;
+        opt.lr = -1;
+        ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, &skipped) == KOPT_ERROR_RANGE, "a bad lr, %s",
+           k ? "skipped" : "taken");
+        opt.lr = 1e-2;
+        ok(kopt_scaler_begin(&scaler, &opt, &norm, -1, &step, NULL) == KOPT_ERROR_RANGE &&
+               kopt_scaler_begin(&scaler, &opt, &norm, (double)NAN, &step, NULL) == KOPT_ERROR_RANGE,
+           "a bad max_norm");
+        opt.step = 0xffffffff;
+        ok(kopt_scaler_begin(&scaler, &opt, &norm, 0, &step, NULL) == KOPT_ERROR_STEP, "no steps left");
+        opt.step = same.step;
+    }
+    ok(kopt_scaler_begin(NULL, &opt, &norm, 0, &step, NULL) == KOPT_ERROR_NULL &&
+           kopt_scaler_begin(&scaler, NULL, &norm, 0, &step, NULL) == KOPT_ERROR_NULL &&
+           kopt_scaler_begin(&scaler, &opt, NULL, 0, &step, NULL) == KOPT_ERROR_NULL &&
+           kopt_scaler_begin(&scaler, &opt, &norm, 0, NULL, NULL) == KOPT_ERROR_NULL,
+       "NULL");
+    ok(!memcmp(&step, &was, sizeof step) && !memcmp(&scaler, &other, sizeof scaler) && opt.step == same.step,
+       "... and nothing has changed");
+
+    build(kopt_adamw(1e-2));
+    opt.grad_scale = 0.3, opt.clip = 0.7;
+    kopt_state_init(&opt, &t, NULL);
+    scaler = kopt_grad_scaler();
+    same = opt, other = scaler;
+    photograph();
+    if (setjmp(out_of_here) == 0) {
+        kopt_scaler_step(&scaler, &opt, &t, 1, 1, &closure, NULL);
+        ok(0, "the closure leaves");
+    }
+    ok(unchanged() && !memcmp(&same, &opt, sizeof opt) && !memcmp(&other, &scaler, sizeof scaler),
+       "a closure that leaves by longjmp: optimizer, scaler and tensor are as before");
+}
+
+int main(void) {
+    check_zero_structs();
+    check_counts_inside();
+    check_copies();
+    check_kahan_add();
+    check_ranges();
+    check_identity();
+    check_typed();
+    check_option_string();
+    check_scaler_begin();
+    return done();
+}

@@ -1,0 +1,874 @@
+/* test_save.c - checkpoints of lists: kopt_save, kopt_load, both in pieces, and kopt_save_inspect. The layout is read
+   here byte by byte, by the tables in docs/numerics.md sections 8a and 8c, with a CRC-32 of its own. The checkpoints of
+   save_v1.h stay as they are: every version reads them. `test_save fixtures` has written them. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../../kahan_opt.h"
+
+#include "tap.h"
+#include "inputs.h"
+#include "save_v1.h"
+
+/* ---- A model: three tensors, one of them empty, two shards of the same id --------------------------------------- */
+
+enum { LIST = 4, MOST = 300, STATE = 64 + 32 * MOST, SPACE = 65536 };
+static const size_t size_of[LIST] = {MOST, 7, 0, 258};
+typedef struct model {
+    kopt_optimizer opt;
+    kopt_tensor list[LIST];
+    unsigned char weight[LIST][4 * MOST], grad[LIST][2 * MOST], copy[LIST][4 * MOST], state[LIST][STATE];
+} model;
+static model m, whole, other, before;
+static unsigned char bytes[SPACE], again[SPACE];
+
+/* Points the tensors of *to to the arrays of *to. */
+static void connect(model *to) {
+    int i;
+    for (i = 0; i < LIST; ++i) {
+        kopt_tensor *t = &to->list[i];
+        t->weight = to->weight[i], t->grad = to->grad[i], t->state = to->state[i];
+        t->grad_format = KOPT_BF16, t->state_size = STATE, t->n = size_of[i];
+        t->copy = i == 0 ? to->copy[0] : NULL, t->copy_format = KOPT_F32;
+        t->id = i < 3 ? 4 + (uint32_t)i : 9;
+        t->first_index = i == 3 ? 512 : 0;
+    }
+}
+
+static void copy_model(model *to, const model *from) {
+    memcpy(to, from, sizeof *to);
+    connect(to);
+}
+
+static void build(model *to, const kopt_optimizer *opt) {
+    static float values[MOST];
+    uint32_t seed = 1;
+    int i, k;
+    memset(to, 0, sizeof *to);
+    connect(to);
+    to->opt = *opt;
+    to->opt.seed = UINT64_C(0x123456789abcdef0);
+    for (i = 0; i < LIST; ++i) {
+        for (k = 0; k < MOST; ++k) values[k] = normal32(&seed);
+        if (kopt_state_init(&to->opt, &to->list[i], values) != KOPT_OK) ok(0, "init");
+    }
+}
+
+static int steps(model *to, int from, int end) {
+    int bad = 0, i, k, s;
+    for (s = from; s < end; ++s) {
+        uint32_t seed = 100 + (uint32_t)s;
+        for (i = 0; i < LIST; ++i)
+            for (k = 0; k < MOST; ++k) {
+                const kopt_bf16 g = kopt_bf16_from_f32(normal32(&seed) * 0.01f);
+                memcpy(to->grad[i] + 2 * k, &g, 2);
+            }
+        bad += kopt_optimizer_step(&to->opt, to->list, LIST) != KOPT_OK;
+    }
+    return bad;
+}
+
+/* Are weights, copies and states equal, to the last byte? */
+static int same(const model *a, const model *b) {
+    return a->opt.step == b->opt.step && a->opt.seed == b->opt.seed && !memcmp(a->state, b->state, sizeof a->state) &&
+           !memcmp(a->weight, b->weight, sizeof a->weight) && !memcmp(a->copy, b->copy, sizeof a->copy);
+}
+
+/* A process that starts again: the same calls, but no memory of the run. */
+static void restart(model *to, const kopt_optimizer *opt) {
+    memset(to, 0, sizeof *to);
+    connect(to);
+    to->opt = *opt;
+}
+
+/* ---- Files in memory that fail when asked to -------------------------------------------------------------------- */
+
+typedef struct tape {
+    unsigned char at[SPACE];
+    size_t size, largest;          /* bytes written; the largest piece */
+    int calls, fail_at, change_at; /* fails in this call, changes a byte before this one; 0: never */
+    uint64_t next;                 /* where a reading in order goes on */
+    const unsigned char *instead;  /* how it changes then; NULL: in one bit */
+    int jumps, second;             /* the call that begins the second reading */
+} tape;
+static tape file_tape;
+
+static int tape_write(void *user, const void *data, size_t size) {
+    tape *f = (tape *)user;
+    if (++f->calls == f->fail_at) return -1;
+    memcpy(f->at + f->size, data, size);
+    f->size += size;
+    if (size > f->largest) f->largest = size;
+    return 0;
+}
+
+static int tape_read(void *user, uint64_t offset, void *data, size_t size) {
+    tape *f = (tape *)user;
+    if (++f->calls > 1 && offset == 0) f->second = f->calls;
+    if (f->calls == f->fail_at) return 5;
+    if (f->calls == f->change_at && f->instead == NULL) f->at[200] ^= 4;
+    if (f->calls == f->change_at && f->instead != NULL) memcpy(f->at, f->instead, f->size);
+    if (offset != f->next && offset != 0) f->jumps++;
+    f->next = offset + size;
+    if (offset > f->size || size > f->size - (size_t)offset) return 1;
+    memcpy(data, f->at + (size_t)offset, size);
+    return 0;
+}
+
+static kopt_file tape_file(void) {
+    kopt_file file;
+    file.write = tape_write, file.read = tape_read, file.user = &file_tape;
+    file_tape.size = file_tape.largest = 0, file_tape.calls = file_tape.fail_at = file_tape.change_at = 0;
+    file_tape.next = 0, file_tape.instead = NULL, file_tape.jumps = file_tape.second = 0;
+    return file;
+}
+
+/* ---- Every combination ------------------------------------------------------------------------------------------- */
+
+static kopt_optimizer rule_of(int rule) {
+    switch (rule) {
+    case 0: return kopt_sgd(0.01, 0);
+    case 1: return kopt_sgd(0.01, 0.9);
+    case 2: return kopt_adamw(0.01);
+    case 3: return kopt_stable_adamw(0.01);
+    case 4: return kopt_lion(0.01);
+    case 5: return kopt_adan(0.01);
+    case 6: return kopt_radam(0.01);
+    default: return kopt_ranger(0.01);
+    }
+}
+
+static int quick;                        /* fewer combinations, fewer bits */
+static uint64_t checkpoints = FNV_START; /* a hash of all of them */
+static int combinations, bad_run, bad_size, bad_live, bad_pieces, bad_end;
+static void check_combination(const kopt_optimizer *opt) {
+    size_t size;
+    kopt_file file = tape_file();
+    kopt_optimizer fresh = *opt;
+    combinations++;
+    build(&m, opt);
+    bad_run += steps(&m, 0, 4);
+    size = kopt_save_size(&m.opt, m.list, LIST);
+    copy_model(&whole, &m);
+    memcpy(&before, &m, sizeof m);
+    memset(bytes, 0xEE, sizeof bytes);
+    bad_size += size == 0 || size > SPACE - 8 || kopt_save(&m.opt, m.list, LIST, bytes, size - 1) != KOPT_ERROR_SIZE;
+    bad_size += bytes[0] != 0xEE || kopt_save(&m.opt, m.list, LIST, bytes, size) != KOPT_OK;
+    bad_end += bytes[size] != 0xEE || bytes[size + 7] != 0xEE;
+    bad_pieces += kopt_save_to(&m.opt, m.list, LIST, &file) != KOPT_OK || file_tape.size != size ||
+                  memcmp(file_tape.at, bytes, size) != 0 || file_tape.largest > 32768;
+    checkpoints = fnv_bytes(checkpoints, bytes, size);
+    bad_live += memcmp(&m, &before, sizeof m) != 0;
+    bad_run += steps(&whole, 4, 9);
+    fresh.lr = 77, fresh.weight_decay = 5, fresh.seed = 3; /* what the checkpoint sets */
+    restart(&other, &fresh);
+    bad_run += kopt_load(&other.opt, other.list, LIST, bytes, size) != KOPT_OK || other.opt.lr != opt->lr;
+    bad_run += !same(&other, &m) || steps(&other, 4, 9) || !same(&other, &whole);
+    restart(&other, &fresh);
+    bad_pieces += kopt_load_from(&other.opt, other.list, LIST, &file) != KOPT_OK || file_tape.jumps != 0;
+    bad_pieces += !same(&other, &m) || other.opt.lr != opt->lr || other.opt.weight_decay != opt->weight_decay;
+}
+
+static void check_combinations(void) {
+    int rule, format, rounding, moment;
+    for (rule = 0; rule < 8; ++rule)
+        for (format = KOPT_F32; format <= KOPT_FP16; ++format)
+            for (rounding = KOPT_NEAREST; rounding <= (format == KOPT_F32 ? KOPT_NEAREST : KOPT_EXACT); ++rounding)
+                for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment) {
+                    kopt_optimizer opt = rule_of(rule);
+                    if (quick && ((rule != 2 && rule != 7) || (moment != KOPT_BF16 && moment != KOPT_Q8))) continue;
+                    opt.weight_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
+                    opt.moment_format = (kopt_format)moment;
+                    check_combination(&opt);
+                    if (rule == 2) opt.amsgrad = 1, check_combination(&opt);
+                }
+    ok(!bad_run && !bad_size && !bad_end,
+       "%d combinations resume with the bits of the run that went on: %d differ, %d of another size, %d overrun",
+       combinations, bad_run, bad_size, bad_end);
+    ok(checkpoints == (quick ? UINT64_C(0x3a063bb8b0b77dd8) : UINT64_C(0xd787b15657184978)),
+       "their checkpoints are what they always were: %016llx", (unsigned long long)checkpoints);
+    ok(!bad_live, "saving touches nothing: %d", bad_live);
+    ok(!bad_pieces, "in pieces, in order and of at most 32 KiB: the same bytes, the same model: %d differ", bad_pieces);
+}
+
+/* ---- Equal runs have equal bytes --------------------------------------------------------------------------------- */
+
+/* What may change between two steps. turn 0: nothing. */
+static void change_options(kopt_optimizer *o, int turn) {
+    if (turn == 0) return;
+    o->lr *= 0.5, o->seed += 77, o->weight_decay = 0.125 * turn, o->beta1 *= 0.75, o->grad_scale = 2;
+    o->decay_mode = (kopt_decay_mode)(turn % 3), o->max_lr = 1;
+    o->moment_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    o->compensation_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    if (o->rule == KOPT_SGD && o->momentum > 0) o->nesterov = turn & 1, o->momentum = turn & 1 ? 0.5 : 0.7;
+    if (o->rule == KOPT_ADAM) o->stable = turn & 1;
+}
+
+/* A run that goes on, one that is saved and loaded in the middle, one whose blocks were made with other options. */
+static void check_equal_runs(void) {
+    int rule, form, k, loaded = 0, begun = 0, runs = 0;
+    for (rule = 0; rule < 8; ++rule)
+        for (form = 0; form < 15; ++form) {
+            kopt_optimizer opt = rule_of(rule), other_opt = opt;
+            opt.weight_format = (kopt_format)(form % 3), opt.rounding = (kopt_rounding)(form % 5);
+            opt.moment_format = (kopt_format)((form + rule) % 4);
+            build(&m, &opt);
+            build(&whole, &opt);
+            other_opt = opt, change_options(&other_opt, 1), other_opt.step = 5;
+            build(&other, &other_opt);
+            other.opt = m.opt;
+            for (k = 0; k < 4; ++k, ++runs) {
+                change_options(&m.opt, k), change_options(&whole.opt, k), change_options(&other.opt, k);
+                if (steps(&m, 2 * k, 2 * k + 1) || steps(&whole, 2 * k, 2 * k + 1) || steps(&other, 2 * k, 2 * k + 1) ||
+                    kopt_save(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK)
+                    ok(0, "a step, or saved");
+                opt = m.opt, opt.lr = opt.weight_decay = 0.25, opt.seed = 1, opt.step = 99;
+                restart(&m, &opt);
+                if (kopt_load(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK) ok(0, "loaded");
+                if (steps(&m, 2 * k + 1, 2 * k + 2) || steps(&whole, 2 * k + 1, 2 * k + 2) ||
+                    steps(&other, 2 * k + 1, 2 * k + 2))
+                    ok(0, "a step");
+                loaded += !same(&m, &whole);
+                begun += !same(&other, &whole);
+            }
+        }
+    ok(!loaded,
+       "saved and loaded in the middle of %d runs: the bytes of the run that went on, headers included: %d "
+       "differ",
+       runs, loaded);
+    ok(!begun, "blocks that were made with other numbers, or with another step: %d differ", begun);
+}
+
+/* ---- The layout -------------------------------------------------------------------------------------------------- */
+
+static uint64_t number(const unsigned char *p, int size) {
+    uint64_t x = 0;
+    while (size-- > 0) x = x << 8 | p[size];
+    return x;
+}
+
+static uint32_t crc32_of(const unsigned char *p, size_t n) { /* one bit at a time */
+    uint32_t crc = 0xFFFFFFFF;
+    int k;
+    for (; n > 0; --n)
+        for (crc ^= *p++, k = 0; k < 8; ++k) crc = crc & 1 ? crc >> 1 ^ 0xEDB88320 : crc >> 1;
+    return ~crc;
+}
+
+/* The checksum at p, of the n bytes before it and a zero. */
+static int is_checksum(const unsigned char *p, size_t n) {
+    static unsigned char all[SPACE + 1];
+    memcpy(all, p - n, n), all[n] = 0;
+    return number(p, 4) == crc32_of(all, n + 1) && crc32_of(p - n, n + 4) != 0x2144DF1C;
+}
+
+/* The n numbers of `size` bytes at `stored`, little-endian, are those of the array; zeros follow to 4 bytes. */
+static const unsigned char *holds(const unsigned char *stored, const void *array, size_t n, size_t size, int *bad) {
+    const unsigned char *a = (const unsigned char *)array;
+    const uint16_t one = 1;
+    const int little = *(const unsigned char *)&one;
+    size_t i, k;
+    for (i = 0; i < n; ++i)
+        for (k = 0; k < size; ++k) *bad += stored[i * size + k] != a[i * size + (little ? k : size - 1 - k)];
+    for (i = n * size; i % 4 != 0; ++i) *bad += stored[i] != 0;
+    return stored + i;
+}
+
+/* The tensors at p are those of the model, with 8-bit moments or moments of 2 or 4 bytes. Returns their end. */
+static const unsigned char *holds_tensors(const unsigned char *p, const unsigned char *header, const model *of,
+                                          int *bad) {
+    const size_t weight = of->opt.weight_format == KOPT_F32 ? 4 : 2, q8 = of->opt.moment_format == KOPT_Q8;
+    const size_t moment = q8 ? 1 : of->opt.moment_format == KOPT_F32 ? 4 : 2;
+    size_t residual = of->opt.rounding == KOPT_COMPACT ? 1 : of->opt.rounding >= KOPT_KAHAN ? 2 : 0;
+    int i, k;
+    if (weight == 4) residual = 0;
+    for (i = 0; i < LIST; ++i) {
+        const size_t n = of->list[i].n, blocks = (n + 255) / 256;
+        const unsigned char *state = of->state[i] + 64;
+        *bad += memcmp(p, "KOPT\2", 5) != 0 || memcmp(p + 5, header + 5, 5) != 0 || number(p + 10, 2) != 1;
+        *bad += number(p + 12, 4) != of->list[i].id || number(p + 16, 8) != n;
+        *bad += number(p + 24, 8) != of->list[i].first_index || memcmp(p + 32, header + 32, 16) != 0;
+        p = holds(p + 64, of->weight[i], n, weight, bad);
+        if (n == 0) continue;
+        p = holds(p, state, n, residual, bad), state += (n * residual + 15) / 16 * 16;
+        for (k = 0; k < (header[9] & 7); ++k) {
+            p = holds(p, state, n, moment, bad), state += (n * moment + 15) / 16 * 16;
+            if (q8) p = holds(p, state, blocks, 4, bad), state += (4 * blocks + 15) / 16 * 16;
+        }
+        if (of->opt.rule != KOPT_RANGER) continue;
+        p = holds(p, state, n, weight, bad), state += (n * weight + 15) / 16 * 16;
+        p = holds(p, state, n, residual, bad);
+    }
+    return p;
+}
+
+static void check_layout(void) {
+    static const int at[] = {48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160};
+    kopt_optimizer opt = kopt_adamw(0.1), seen;
+    double value[15];
+    const unsigned char *p;
+    size_t size;
+    int i, bad = 0, header = 0, tensor = 0;
+    uint64_t count = 0;
+    opt.moment_format = KOPT_Q8, opt.rounding = KOPT_COMPACT, opt.zero_grad = 1, opt.beta1 = 0.95, opt.max_lr = 0.75;
+    opt.lookahead = 9, opt.lookahead_rate = 0.1, opt.beta3 = 0.3, opt.momentum = 0.01, opt.dampening = 0.02;
+    opt.grad_scale = 1 / 3.0, opt.clip = 0.7, opt.atan2_a = 1.1, opt.atan2_b = 1.2, opt.sharpness = 0;
+    build(&m, &opt);
+    bad += steps(&m, 0, 3);
+    size = kopt_save_size(&m.opt, m.list, LIST);
+    bad += kopt_save(&m.opt, m.list, LIST, bytes, size) != KOPT_OK;
+    value[0] = 0.1, value[1] = 0.75, value[2] = 0.01, value[3] = 0.1, value[4] = 0.95, value[5] = 0.999;
+    value[6] = 0.3, value[7] = 1e-8, value[8] = 0.01, value[9] = 0.02, value[10] = 1 / 3.0, value[11] = 0.7;
+    value[12] = 1.1, value[13] = 1.2, value[14] = 0;
+    header += memcmp(bytes, "KSAV\1\1\1", 7) != 0 || bytes[7] != (KOPT_COMPACT + 16 + 32) || bytes[8] != 4;
+    header += bytes[9] != 2 + 16 * KOPT_DECOUPLED || number(bytes + 10, 6) != 0;
+    header += number(bytes + 16, 8) != LIST || number(bytes + 24, 8) != size;
+    header += number(bytes + 32, 8) != UINT64_C(0x123456789abcdef0) || number(bytes + 40, 8) != 3;
+    for (i = 0; i < 15; ++i) header += number(bytes + at[i], 8) != bits_of(value[i]);
+    header += number(bytes + 168, 4) != 9 || number(bytes + 172, 4) != 2;
+    p = holds_tensors(bytes + 176, bytes, &m, &tensor);
+    ok(!bad && !header, "the header of a checkpoint: %d wrong", header);
+    ok(!tensor && (size_t)(p - bytes) + 4 == size && is_checksum(p, size - 4),
+       "its tensors, its size and its checksum: %d wrong", tensor);
+    memset(&seen, 0, sizeof seen);
+    ok(kopt_save_inspect(bytes, 176, &seen, &count) == KOPT_OK && count == LIST &&
+           bits_of(seen.beta1) == bits_of(opt.beta1) && bits_of(seen.max_lr) == bits_of(opt.max_lr) &&
+           seen.lookahead == 9 && seen.zero_grad == 1 && seen.step == 3 && bits_of(seen.lr) == bits_of(opt.lr) &&
+           seen.rounding == KOPT_COMPACT && seen.moment_format == KOPT_Q8 && seen.decay_mode == KOPT_DECOUPLED &&
+           seen.sharpness == 0 && seen.seed == m.opt.seed && bits_of(seen.grad_scale) == bits_of(opt.grad_scale) &&
+           kopt_save_inspect(bytes, 175, &seen, &count) == KOPT_ERROR_SIZE &&
+           kopt_save_inspect(NULL, 176, &seen, &count) == KOPT_ERROR_NULL &&
+           kopt_save_inspect(bytes, 176, NULL, NULL) == KOPT_OK,
+       "inspected: the options and the number of tensors");
+    ok(kopt_save_size(&seen, m.list, LIST) == size, "what was inspected is an optimizer");
+    for (bad = 0, i = 0; i < 12; ++i) {
+        memcpy(again, bytes, 176);
+        again[i] ^= 0x80; /* in bytes 7 and 9, the high bit is a reserved one or that of Adam-atan2 */
+        bad += i != 7 && i != 9 && kopt_save_inspect(again, 176, NULL, NULL) != KOPT_ERROR_STATE;
+    }
+    bad += kopt_save_inspect(m.state[0], 176, NULL, NULL) != KOPT_ERROR_STATE;
+    ok(!bad, "what is no checkpoint is not inspected: %d are", bad);
+}
+
+/* ---- Damage ------------------------------------------------------------------------------------------------------ */
+
+static int unchanged(void) { return !memcmp(&other, &before, sizeof other); }
+
+static void check_damage(void) {
+    kopt_optimizer opt = kopt_adamw(0.01);
+    size_t size, i;
+    int k, taken = 0, written = 0, plain = 0;
+    unsigned tried = 0;
+    opt.moment_format = KOPT_Q8;
+    build(&m, &opt);
+    steps(&m, 0, 2);
+    m.list[0].n = 21, m.list[3].n = 10; /* small, so that every bit can be tried */
+    for (k = 0; k < LIST; ++k) kopt_state_init(&m.opt, &m.list[k], NULL);
+    size = kopt_save_size(&m.opt, m.list, LIST);
+    ok(kopt_save(&m.opt, m.list, LIST, bytes, size) == KOPT_OK, "a small checkpoint: %u bytes", (unsigned)size);
+    build(&other, &opt);
+    steps(&other, 0, 1);
+    other.list[0].n = 21, other.list[3].n = 10;
+    memcpy(&before, &other, sizeof other);
+    for (i = 0; i < size; i += quick && i >= 64 ? 5 : 1)
+        for (k = 0; k < 8; ++k, ++tried) {
+            kopt_result r;
+            bytes[i] ^= (unsigned char)(1 << k);
+            r = kopt_load(&other.opt, other.list, LIST, bytes, size);
+            bytes[i] ^= (unsigned char)(1 << k);
+            taken += r == KOPT_OK;
+            written += !unchanged();
+            plain += i >= 32 && r != KOPT_ERROR_CHECKSUM;
+        }
+    ok(!taken && !written && !plain,
+       "each of %u bits flipped: %d taken, %d times written, %d times, after byte 32, not CHECKSUM", tried, taken,
+       written, plain);
+    for (taken = written = plain = 0, i = 0; i < size; i += quick ? 7 : 1) {
+        const kopt_result r = kopt_load(&other.opt, other.list, LIST, bytes, i);
+        taken += r == KOPT_OK;
+        plain += r != KOPT_ERROR_SIZE;
+        written += !unchanged();
+    }
+    ok(!taken && !written && !plain, "cut off at each byte: %d taken, %d times written, %d times not SIZE", taken,
+       written, plain);
+    ok(kopt_load(&other.opt, other.list, LIST, bytes, size + 100) == KOPT_OK && other.opt.step == 2,
+       "... and whole, with bytes after it, it is taken");
+}
+
+/* ---- Contradictions: what kopt_save never wrote, with a checksum that is right ----------------------------------- */
+
+typedef struct place {
+    size_t at;
+    int size;
+} place;
+enum { OPTIMIZERS = 12, MOST_PLACES = 160, SMALL_FILE = 4096 };
+static place places[MOST_PLACES];
+static int place_count;
+static uint32_t dice;
+static uint32_t below(uint32_t n) { return lcg32(&dice) / 2 % n; }
+
+static void put_number(unsigned char *p, uint64_t x, int size) {
+    for (; size > 0; --size, x >>= 8) *p++ = (unsigned char)x;
+}
+
+/* Every field of a header: of a checkpoint (which has lookahead and flags) or of a state block at `at`. */
+static void add_fields(size_t at, int block) {
+    static const int size[] = {4, 1, 1, 1, 1, 1, 1, 1, 4, 8, 8, 8, 4, 4};
+    size_t i;
+    for (i = 0; i < sizeof size / sizeof *size; ++i, ++place_count)
+        places[place_count].at = at, places[place_count].size = size[i], at += (size_t)size[i];
+    for (i = 0; i < (block ? 4 : 17); ++i, ++place_count) {
+        places[place_count].at = at, places[place_count].size = block || i > 14 ? 4 : 8;
+        at += (size_t)places[place_count].size;
+    }
+}
+
+/* A value that contradicts something: an edge of a number, another option, one bit, or one more or less. */
+static uint64_t bad_value(const place *p, uint64_t was, uint32_t k) {
+    static const double number[] = {0,     1,    -1,   0.5,  0.9, 0.999999, 1e-45,  1e-300,
+                                    1e300, 3e38, 4e38, -0.9, 2,   1e-8,     5e-324, -1e-300};
+    const double x = number[k % 16];
+    const float y = (float)x;
+    uint64_t bits = bits_of(x);
+    uint32_t half;
+    memcpy(&half, &y, 4);
+    if (p->size == 4) bits = half;
+    if (p->size == 1 || k >= 42)
+        return k % 16 < 8 || p->size > 1 ? was ^ UINT64_C(1) << k % (8 * (uint32_t)p->size) : k % 11;
+    if (k < 16) return bits;
+    switch (k) {
+    case 16: return was + 1;
+    case 17: return was - 1;
+    case 18: return p->size == 4 ? 0x7f800000 : UINT64_C(0x7ff) << 52;
+    case 19: return p->size == 4 ? 0x7fc00000 : UINT64_C(0x7ff8) << 48;
+    case 20: return p->size == 4 ? 0x7f800001 : (UINT64_C(0x7ff) << 52) + 1;
+    case 21: return p->size == 4 ? 0x80000000 : UINT64_C(1) << 63;
+    case 22: return was << 1;
+    case 23: return was >> 1;
+    case 24: return UINT64_MAX;
+    case 25: return UINT32_MAX;
+    default: return k - 25; /* 1 to 16 */
+    }
+}
+enum { VALUES = 42 + 64 };
+
+static kopt_optimizer optimizer_of(int which) {
+    kopt_optimizer o = which < 8     ? rule_of(which)
+                       : which == 8  ? kopt_ema(0.9)
+                       : which == 9  ? kopt_adam(0.01)
+                       : which == 10 ? kopt_sgd(0.01, 0.9)
+                                     : kopt_lion(0.01);
+    if (which == 0) o.rounding = KOPT_STOCHASTIC; /* no state blocks at all */
+    if (which == 2) o.moment_format = KOPT_Q8, o.rounding = KOPT_COMPACT;
+    if (which == 4) o.weight_format = KOPT_F32, o.moment_format = KOPT_F32;
+    if (which == 7) o.weight_format = KOPT_FP16, o.rounding = KOPT_EXACT;
+    if (which == 9) o.amsgrad = 1, o.decay_mode = KOPT_FULLY_DECOUPLED, o.maximize = 1, o.rounding = KOPT_NEAREST;
+    if (which == 10) o.nesterov = 1, o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.zero_grad = 1;
+    if (which == 11) o.rounding = KOPT_STOCHASTIC, o.moments_only = 1, o.moment_rounding = KOPT_NEAREST;
+    return o;
+}
+
+static int read_again(void *user, uint64_t offset, void *data, size_t size) {
+    if (offset > *(size_t *)user || size > *(size_t *)user - (size_t)offset) return 1;
+    memcpy(data, again + (size_t)offset, size);
+    return 0;
+}
+
+static unsigned taken, refused, told;
+static int bad_written, bad_taken, bad_told;
+
+/* again[] holds such a file. *pristine is what it is loaded into, and `other` equals it. */
+static void try_contradiction(const model *pristine, size_t size) {
+    static unsigned char saved[SMALL_FILE];
+    const size_t end = size - 4;
+    kopt_file file;
+    kopt_result r;
+    kopt_optimizer seen;
+    uint64_t count = 0;
+    unsigned char was = again[end];
+    int i;
+    again[end] = 0, put_number(again + end, crc32_of(again, end + 1), 4);
+    file.write = NULL, file.read = read_again, file.user = &size;
+    r = was & 1 ? kopt_load(&other.opt, other.list, LIST, again, size)
+                : kopt_load_from(&other.opt, other.list, LIST, &file);
+    if (r != KOPT_OK) {
+        refused++;
+        bad_written += memcmp(&other, pristine, sizeof other) != 0;
+        bad_taken += r != KOPT_ERROR_STATE && r != KOPT_ERROR_MISMATCH;
+    } else {
+        taken++;
+        bad_taken +=
+            kopt_save(&other.opt, other.list, LIST, saved, sizeof saved) != KOPT_OK || memcmp(saved, again, size) != 0;
+        for (i = 0; i < LIST; ++i) {
+            const size_t used = other.list[i].state_size;
+            bad_written += memcmp(other.state[i] + used, pristine->state[i] + used, STATE - used) != 0;
+        }
+        memcpy(&other, pristine, sizeof other);
+    }
+    /* What the header tells is an optimizer whose own header has the same bytes. */
+    memset(&seen, 0xA5, sizeof seen);
+    if (kopt_save_inspect(again, 176, &seen, &count) != KOPT_OK) {
+        bad_told += r == KOPT_OK;
+        return;
+    }
+    told++;
+    bad_told += kopt_save(&seen, NULL, 0, saved, sizeof saved) != KOPT_OK || memcmp(saved, again, 16) != 0 ||
+                memcmp(saved + 32, again + 32, 144) != 0 || count != number(again + 16, 8);
+}
+
+/* A header of a state block, or of a tensor in a checkpoint: what it tells is an optimizer and a tensor that have the
+   same bytes 4 to 31 there. */
+static void try_header(const unsigned char *h) {
+    static kopt_bf16 weights[2 * MOST];
+    static unsigned char block[STATE], saved[STATE + 4 * MOST + 180];
+    kopt_optimizer seen;
+    kopt_tensor t = kopt_tensor_of(weights, NULL, KOPT_BF16, 0, block, sizeof block);
+    memset(&seen, 0xA5, sizeof seen);
+    if (kopt_state_inspect(h, 64, &seen, &t) != KOPT_OK) return;
+    told++;
+    bad_told += t.n > (SIZE_MAX - 256) / 32 || t.first_index >> 63 != 0;
+    if (t.n > MOST || t.n == 0) return;
+    seen.lr = seen.max_lr = 0.1, seen.beta1 = seen.beta2 = 0.5, seen.weight_decay = seen.dampening = 0;
+    if (seen.rule == KOPT_SGD && h[9] & 7) seen.momentum = 0.5;
+    bad_told += kopt_state_init(&seen, &t, NULL) != KOPT_OK;
+    bad_told += kopt_save(&seen, &t, 1, saved, sizeof saved) != KOPT_OK;
+    if (h[10])
+        bad_told += memcmp(saved + 176 + 4, h + 4, 28) != 0;
+    else
+        bad_told += kopt_state_size(&seen, t.n) != 0 && memcmp(block + 4, h + 4, 28) != 0;
+}
+
+/* An optimizer has no padding (where pointers have 64 bits): copied or compared as bytes, all of them have been set. */
+static void check_no_padding(void) {
+    kopt_optimizer a, b;
+    memset(&a, 0, sizeof a), memset(&b, 0xFF, sizeof b);
+#define SET(field) memcpy(&b.field, &a.field, sizeof a.field)
+    SET(rule), SET(weight_format), SET(rounding), SET(moment_format), SET(moment_rounding), SET(compensation_rounding),
+        SET(decay_mode), SET(nesterov), SET(maximize), SET(zero_grad), SET(lr), SET(max_lr), SET(weight_decay),
+        SET(amsgrad), SET(stable), SET(moments_only), SET(lookahead), SET(lookahead_rate), SET(beta1), SET(beta2),
+        SET(beta3), SET(eps), SET(momentum), SET(dampening), SET(grad_scale), SET(clip), SET(seed), SET(step),
+        SET(made_), SET(atan2_a), SET(atan2_b), SET(atan2_outside), SET(unused_), SET(sharpness);
+#undef SET
+    ok(sizeof(void *) != 8 || !memcmp(&a, &b, sizeof a), "kopt_optimizer has no padding");
+}
+
+static void check_contradictions(void) {
+    static model pristine;
+    const int pairs = quick ? 1500 : 60000, every = quick ? 7 : 1;
+    int which, k, j;
+    for (which = 0; which < OPTIMIZERS; ++which) {
+        const kopt_optimizer opt = optimizer_of(which);
+        size_t size, i, at = 176;
+        build(&m, &opt);
+        for (k = 0; k < LIST; ++k) {
+            m.list[k].n = k == 0 ? 21 : k == 1 ? 7 : k == 2 ? 0 : 10;
+            m.list[k].state_size = kopt_state_size(&opt, m.list[k].n);
+            if (kopt_state_init(&m.opt, &m.list[k], NULL) != KOPT_OK) ok(0, "init");
+        }
+        if (steps(&m, 0, 3)) ok(0, "steps");
+        size = kopt_save_size(&m.opt, m.list, LIST);
+        if (size > SMALL_FILE || kopt_save(&m.opt, m.list, LIST, bytes, size) != KOPT_OK) ok(0, "saved");
+        memcpy(&other, &m, sizeof m), connect(&other);
+        for (k = 0; k < LIST; ++k) other.list[k].n = m.list[k].n, other.list[k].state_size = m.list[k].state_size;
+        if (steps(&other, 3, 4)) ok(0, "steps");
+        memcpy(&pristine, &other, sizeof other);
+        place_count = 0, dice = (uint32_t)which + 1;
+        add_fields(0, 0);
+        for (k = 0; k < LIST; ++k) {
+            add_fields(at, 1);
+            at += kopt_save_size(&m.opt, &m.list[k], 1) - 180;
+        }
+        for (k = 0; k < place_count; ++k)
+            for (j = 0; j < VALUES; j += k < 31 || !quick ? 1 : 5) {
+                memcpy(again, bytes, size);
+                put_number(again + places[k].at,
+                           bad_value(&places[k], number(bytes + places[k].at, places[k].size), (uint32_t)j),
+                           places[k].size);
+                try_contradiction(&pristine, size);
+            }
+        for (i = 0; i < size - 4; i += (size_t)every) /* padding and arrays, too */
+            for (k = 0; k < 8; k += quick ? 3 : 1) {
+                memcpy(again, bytes, size);
+                again[i] ^= (unsigned char)(1 << k);
+                try_contradiction(&pristine, size);
+            }
+        for (k = 0; k < pairs; ++k) {
+            memcpy(again, bytes, size);
+            for (j = 0; j < 2; ++j) { /* mostly of the same header */
+                const place *p = &places[below(k % 4 ? 31 : (uint32_t)place_count)];
+                put_number(again + p->at, bad_value(p, number(bytes + p->at, p->size), below(VALUES)), p->size);
+            }
+            try_contradiction(&pristine, size);
+        }
+    }
+    ok(taken > 500 && refused > 2 * taken && !bad_taken && !bad_written,
+       "%u files that contradict themselves, with the right checksum: %u taken, of which %d not as they would be "
+       "saved; "
+       "%d wrote where they must not",
+       taken + refused, taken, bad_taken, bad_written);
+    ok(told > taken && !bad_told, "%u headers of them are told of: %d not as they would be saved", told, bad_told);
+}
+
+/* The headers of blocks, and of tensors in checkpoints; and what a step does with a block that has such a header. */
+static void check_contradicting_blocks(void) {
+    static unsigned char block[STATE], kept[STATE], right[32];
+    const int pairs = quick ? 3000 : 60000;
+    int which, saved, k, j, written = 0, taken_blocks = 0;
+    told = 0, bad_told = 0;
+    for (which = 0; which < OPTIMIZERS; ++which)
+        for (saved = 0; saved < 2; ++saved) {
+            const kopt_optimizer opt = optimizer_of(which);
+            kopt_tensor t;
+            build(&m, &opt);
+            t = m.list[1], t.state_size = kopt_state_size(&opt, t.n);
+            if (t.state_size == 0) continue;
+            memcpy(block, t.state, t.state_size), memcpy(right, block, 32);
+            if (kopt_save(&m.opt, &t, 1, bytes, sizeof bytes) != KOPT_OK) ok(0, "saved");
+            if (saved) memcpy(block, bytes + 176, 64);
+            place_count = 0, dice = 1;
+            add_fields(0, 1);
+            for (k = 0; k < place_count * VALUES + pairs; ++k) {
+                kopt_optimizer o = m.opt;
+                memcpy(t.state, block, t.state_size);
+                for (j = 0; j < (k < place_count * VALUES ? 1 : 2); ++j) {
+                    const place *p = &places[k < place_count * VALUES ? k / VALUES : (int)below((uint32_t)place_count)];
+                    const uint32_t v = k < place_count * VALUES ? (uint32_t)(k % VALUES) : below(VALUES);
+                    put_number(m.state[1] + p->at, bad_value(p, number(block + p->at, p->size), v), p->size);
+                }
+                try_header(m.state[1]);
+                memcpy(kept, m.state[1], sizeof kept);
+                if (kopt_optimizer_step(&o, &t, 1) == KOPT_OK)
+                    taken_blocks += memcmp(kept, right, 32) != 0;
+                else
+                    written += memcmp(kept, m.state[1], sizeof kept) != 0 || memcmp(&o, &m.opt, sizeof o) != 0;
+            }
+        }
+    ok(told > 1000 && !bad_told, "%u headers of tensors are told of: %d not as they would be made", told, bad_told);
+    ok(!written && !taken_blocks, "stepped with such a header: %d refused but written, %d of another tensor taken",
+       written, taken_blocks);
+}
+
+/* ---- Files that fail --------------------------------------------------------------------------------------------- */
+
+static void check_failing_files(void) {
+    kopt_optimizer opt = kopt_adamw(0.01);
+    kopt_file file = tape_file();
+    int calls, reads, half, k, bad = 0, written = 0, wrong = 0, stepped = 0;
+    build(&m, &opt);
+    steps(&m, 0, 3);
+    bad += kopt_save_to(&m.opt, m.list, LIST, &file) != KOPT_OK;
+    calls = file_tape.calls;
+    copy_model(&whole, &m);
+    for (k = 1; k <= calls; ++k) {
+        file = tape_file(), file_tape.fail_at = k;
+        bad +=
+            kopt_save_to(&m.opt, m.list, LIST, &file) != KOPT_ERROR_FILE || file_tape.calls != k || !same(&m, &whole);
+    }
+    ok(!bad && calls > 10, "each of %d writes fails: FILE, nothing more is written, the model goes on: %d wrong", calls,
+       bad);
+    file = tape_file();
+    kopt_save_to(&m.opt, m.list, LIST, &file);
+    file_tape.calls = 0;
+    build(&other, &opt);
+    bad = kopt_load_from(&other.opt, other.list, LIST, &file) != KOPT_OK;
+    reads = file_tape.calls, half = file_tape.second;
+    for (k = 1; k <= reads; ++k) {
+        kopt_result r;
+        int second;
+        build(&other, &opt);
+        memcpy(&before, &other, sizeof other);
+        file_tape.calls = 0, file_tape.fail_at = k;
+        r = kopt_load_from(&other.opt, other.list, LIST, &file);
+        second = k >= half;
+        wrong += r != KOPT_ERROR_FILE || other.opt.step != 0;
+        written += !second && !unchanged();
+        if (second) stepped += kopt_optimizer_step(&other.opt, other.list, LIST) != KOPT_ERROR_STATE;
+    }
+    ok(!bad && !wrong && !written && !stepped,
+       "each of %d reads fails: %d not FILE, %d times written in the first reading, %d times stepped after the second",
+       reads, wrong, written, stepped);
+    build(&other, &opt);
+    file_tape.calls = 0, file_tape.fail_at = 0, file_tape.change_at = half;
+    ok(kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_CHECKSUM && other.opt.step == 0 &&
+           kopt_optimizer_step(&other.opt, other.list, LIST) == KOPT_ERROR_STATE,
+       "a file that changes between the readings: CHECKSUM, and no step");
+    file_tape.at[200] ^= 4;
+    steps(&m, 3, 4); /* a later checkpoint takes its place */
+    bad = kopt_save(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK;
+    build(&other, &opt);
+    file_tape.calls = 0, file_tape.instead = bytes;
+    ok(!bad && kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_CHECKSUM && other.opt.step == 0 &&
+           kopt_optimizer_step(&other.opt, other.list, LIST) == KOPT_ERROR_STATE,
+       "... or becomes another checkpoint: the same");
+    file_tape.change_at = 0, file_tape.size -= 1;
+    build(&other, &opt);
+    memcpy(&before, &other, sizeof other);
+    ok(kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_FILE && unchanged(), "a file cut off: FILE");
+    file.read = NULL, file.write = NULL;
+    ok(kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_NULL &&
+           kopt_save_to(&other.opt, other.list, LIST, &file) == KOPT_ERROR_NULL &&
+           kopt_load_from(&other.opt, other.list, LIST, NULL) == KOPT_ERROR_NULL &&
+           kopt_save_to(&other.opt, other.list, LIST, NULL) == KOPT_ERROR_NULL && unchanged(),
+       "without the function it needs: NULL");
+}
+
+/* ---- Wrong calls ------------------------------------------------------------------------------------------------- */
+
+static size_t saved_size;
+static void loads(kopt_result expected, const char *what) {
+    kopt_result r;
+    memcpy(&before, &other, sizeof other);
+    r = kopt_load(&other.opt, other.list, LIST, bytes, saved_size);
+    ok(r == expected && unchanged(), "load: %s: %s", what, kopt_result_string(r));
+}
+
+static void saves(kopt_result expected, const char *what) {
+    kopt_result r;
+    memcpy(&before, &other, sizeof other);
+    memset(again, 0xEE, sizeof again);
+    r = kopt_save(&other.opt, other.list, LIST, again, sizeof again);
+    ok(r == expected && unchanged() && again[0] == 0xEE, "save: %s: %s", what, kopt_result_string(r));
+}
+
+static void check_wrong_calls(void) {
+    kopt_optimizer opt = kopt_adamw(0.01);
+    int i;
+    build(&m, &opt);
+    steps(&m, 0, 3);
+    saved_size = kopt_save_size(&m.opt, m.list, LIST);
+    kopt_save(&m.opt, m.list, LIST, bytes, saved_size);
+#define FRESH build(&other, &opt)
+    FRESH, other.list[1].n = 6, loads(KOPT_ERROR_MISMATCH, "another n");
+    FRESH, other.list[1].id = 3, loads(KOPT_ERROR_ID, "ids that decrease");
+    FRESH, other.list[0].id = 3, loads(KOPT_ERROR_MISMATCH, "another id");
+    FRESH, other.list[3].first_index = 0, loads(KOPT_ERROR_MISMATCH, "another shard");
+    FRESH, other.list[2].id = 8, loads(KOPT_ERROR_MISMATCH, "another id of an empty tensor");
+    FRESH, other.opt.rounding = KOPT_EXACT, loads(KOPT_ERROR_MISMATCH, "another rounding of the same size");
+    FRESH, other.opt.weight_format = KOPT_FP16, loads(KOPT_ERROR_MISMATCH, "another weight format");
+    FRESH, other.opt.moment_format = KOPT_FP16, loads(KOPT_ERROR_MISMATCH, "another moment format");
+    FRESH, other.opt.moment_rounding = KOPT_NEAREST, loads(KOPT_ERROR_MISMATCH, "another rounding of moments");
+    FRESH, other.opt.compensation_rounding = KOPT_NEAREST, loads(KOPT_ERROR_MISMATCH, "... of compensations");
+    FRESH, other.opt.decay_mode = KOPT_L2, loads(KOPT_ERROR_MISMATCH, "another decay mode");
+    FRESH, other.opt.amsgrad = 1, loads(KOPT_ERROR_MISMATCH, "another number of moments");
+    FRESH, other.opt.stable = 1, loads(KOPT_ERROR_MISMATCH, "StableAdamW");
+    FRESH, other.opt = kopt_radam(0.01), other.opt.decay_mode = KOPT_DECOUPLED;
+    loads(KOPT_ERROR_MISMATCH, "another rule of the same size");
+    FRESH, memset(&other.opt, 0, sizeof other.opt), loads(KOPT_ERROR_UNINITIALIZED, "an optimizer of zeros");
+    FRESH, other.opt.lr = -1, loads(KOPT_ERROR_RANGE, "a negative rate");
+    FRESH, other.list[0].state_size = 100, loads(KOPT_ERROR_SIZE, "a state that is too small");
+    FRESH, other.list[0].state = NULL, loads(KOPT_ERROR_NULL, "no state");
+    FRESH, other.list[0].weight = NULL, loads(KOPT_ERROR_NULL, "no weights");
+    FRESH, other.list[0].weight = other.state[0] + 64, loads(KOPT_ERROR_OVERLAP, "weights in the state");
+    FRESH, other.list[1].weight = other.list[0].weight, loads(KOPT_ERROR_OVERLAP, "weights of the neighbour");
+    FRESH, other.list[1].state = other.list[0].state, loads(KOPT_ERROR_OVERLAP, "the state of the neighbour");
+    FRESH, other.list[0].weight = bytes + 100, loads(KOPT_ERROR_OVERLAP, "weights in the checkpoint");
+    FRESH, other.list[0].rate_scale = -1, loads(KOPT_ERROR_RANGE, "a negative rate_scale");
+    FRESH, memset(other.state, 0x5A, sizeof other.state), memcpy(&before, &other, sizeof other);
+    ok(kopt_load(&other.opt, other.list, 3, bytes, saved_size) == KOPT_ERROR_MISMATCH && unchanged(), "fewer tensors");
+    ok(kopt_load(&other.opt, NULL, LIST, bytes, saved_size) == KOPT_ERROR_NULL && unchanged(), "load: no list");
+    ok(kopt_load(NULL, other.list, LIST, bytes, saved_size) == KOPT_ERROR_NULL && unchanged(), "load: no optimizer");
+    ok(kopt_load(&other.opt, other.list, LIST, NULL, saved_size) == KOPT_ERROR_NULL && unchanged(), "load: no bytes");
+    ok(kopt_load(&other.opt, other.list, LIST, m.state[0], STATE) == KOPT_ERROR_STATE && unchanged(), "a state block");
+    for (i = 0; i < 1000; ++i) again[i] = (unsigned char)(i * 37);
+    ok(kopt_load(&other.opt, other.list, LIST, again, 1000) == KOPT_ERROR_STATE && unchanged(), "any bytes");
+    ok(kopt_load(&other.opt, other.list, LIST, bytes, saved_size) == KOPT_OK && other.opt.step == 3 &&
+           kopt_optimizer_step(&other.opt, other.list, LIST) == KOPT_OK,
+       "states of any content are loaded, and step");
+
+    FRESH, other.list[1].id = 1, saves(KOPT_ERROR_MISMATCH, "an id that is not the block's");
+    FRESH, memset(other.state[1], 0, 64), saves(KOPT_ERROR_STATE, "a state that was not initialized");
+    FRESH, memcpy(other.state[0], bytes + 176, 64), saves(KOPT_ERROR_STATE, "a state with the header of a checkpoint");
+    FRESH, other.opt.rounding = KOPT_EXACT, saves(KOPT_ERROR_MISMATCH, "another optimizer");
+    FRESH, other.list[0].state_size = 100, saves(KOPT_ERROR_SIZE, "a state that is too small");
+    FRESH, other.list[0].state_size = 10, saves(KOPT_ERROR_SIZE, "a state without room for a header");
+    FRESH, other.list[1].weight = other.list[0].weight, saves(KOPT_ERROR_OVERLAP, "weights of the neighbour");
+    FRESH, memset(&other.opt, 0, sizeof other.opt), saves(KOPT_ERROR_UNINITIALIZED, "an optimizer of zeros");
+    FRESH, memcpy(&before, &other, sizeof other);
+    ok(kopt_save(&other.opt, other.list, LIST, other.weight, sizeof other.weight) == KOPT_ERROR_SIZE &&
+           kopt_save(&other.opt, other.list, LIST, other.weight, SPACE) == KOPT_ERROR_OVERLAP &&
+           kopt_save(&other.opt, other.list, LIST, other.grad[3], SPACE) == KOPT_ERROR_OVERLAP && unchanged(),
+       "save: into the model's own memory");
+    ok(kopt_save(NULL, other.list, LIST, again, SPACE) == KOPT_ERROR_NULL &&
+           kopt_save(&other.opt, NULL, LIST, again, SPACE) == KOPT_ERROR_NULL &&
+           kopt_save(&other.opt, other.list, LIST, NULL, SPACE) == KOPT_ERROR_NULL,
+       "save: NULL");
+    ok(kopt_save_size(NULL, other.list, LIST) == 0 && kopt_save_size(&other.opt, NULL, LIST) == 0 &&
+           kopt_save_size(&other.opt, NULL, 0) == 180,
+       "the size without a list");
+    ok(kopt_save(&other.opt, NULL, 0, again, 180) == KOPT_OK && kopt_load(&other.opt, NULL, 0, again, 180) == KOPT_OK,
+       "an empty list has a checkpoint");
+    other.list[1].n = (SIZE_MAX - 256) / 32, other.list[3].n = (SIZE_MAX - 256) / 32;
+    ok(kopt_save_size(&other.opt, other.list + 1, 1) > other.list[1].n &&
+           kopt_save_size(&other.opt, other.list, LIST) != 0,
+       "the size needs no memory");
+    other.opt.weight_format = other.opt.moment_format = KOPT_F32, other.opt.amsgrad = 1;
+    for (i = 0; i < LIST; ++i) other.list[i].n = (SIZE_MAX - 256) / 32, other.list[i].id = (uint32_t)i;
+    ok(kopt_save_size(&other.opt, other.list, LIST) == 0, "a size above SIZE_MAX is 0");
+}
+
+/* ---- Checkpoints of this layout, as a version of the library once wrote them ------------------------------------- */
+
+static kopt_optimizer fixture_of(int which) {
+    kopt_optimizer opt = which == 0 ? kopt_adamw(0.01) : which == 1 ? kopt_ranger(0.01) : kopt_sgd(0.01, 0.9);
+    if (which == 1) opt.weight_format = KOPT_FP16, opt.rounding = KOPT_EXACT, opt.moment_format = KOPT_Q8;
+    if (which == 2) opt.weight_format = KOPT_F32, opt.moment_format = KOPT_FP16;
+    return opt;
+}
+
+static void small(model *to) { to->list[0].n = 9, to->list[1].n = 2, to->list[3].n = 3; }
+
+static void print_fixtures(void) {
+    static const char *const name[] = {"adamw_kahan", "ranger_fp16_exact_q8", "momentum_fp32"};
+    int which, k;
+    for (which = 0; which < 3; ++which) {
+        const kopt_optimizer opt = fixture_of(which);
+        size_t size, i;
+        build(&m, &opt);
+        small(&m);
+        for (k = 0; k < LIST; ++k) kopt_state_init(&m.opt, &m.list[k], NULL);
+        steps(&m, 0, 7);
+        size = kopt_save_size(&m.opt, m.list, LIST);
+        kopt_save(&m.opt, m.list, LIST, bytes, size);
+        printf("static const unsigned char save_v1_%s[] = {", name[which]);
+        for (i = 0; i < size; ++i) printf("%s0x%02x,", i % 19 ? " " : "\n    ", bytes[i]);
+        printf("\n};\n");
+    }
+}
+
+static void check_fixtures(void) {
+    static const unsigned char *const fixture[] = {save_v1_adamw_kahan, save_v1_ranger_fp16_exact_q8,
+                                                   save_v1_momentum_fp32};
+    static const size_t size[] = {sizeof save_v1_adamw_kahan, sizeof save_v1_ranger_fp16_exact_q8,
+                                  sizeof save_v1_momentum_fp32};
+    int which;
+    for (which = 0; which < 3; ++which) {
+        const kopt_optimizer opt = fixture_of(which);
+        const unsigned char *p;
+        int bad = 0;
+        restart(&other, &opt);
+        small(&other);
+        bad += kopt_load(&other.opt, other.list, LIST, fixture[which], size[which]) != KOPT_OK;
+        bad += other.opt.step != 7 || other.opt.seed != UINT64_C(0x123456789abcdef0);
+        p = holds_tensors(fixture[which] + 176, fixture[which], &other, &bad);
+        bad += (size_t)(p - fixture[which]) + 4 != size[which];
+        bad += kopt_save_size(&other.opt, other.list, LIST) != size[which];
+        bad += kopt_save(&other.opt, other.list, LIST, bytes, sizeof bytes) != KOPT_OK;
+        ok(!bad && !memcmp(bytes, fixture[which], size[which]) && !steps(&other, 7, 9),
+           "a checkpoint of layout 1, of %u bytes, is loaded, saved again and stepped: %d wrong", (unsigned)size[which],
+           bad);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "fixtures")) return print_fixtures(), 0;
+    quick = argc > 1 && !strcmp(argv[1], "quick");
+    check_combinations();
+    check_equal_runs();
+    check_layout();
+    check_fixtures();
+    check_damage();
+    check_no_padding();
+    check_contradictions();
+    check_contradicting_blocks();
+    check_failing_files();
+    check_wrong_calls();
+    return done();
+}

@@ -1,0 +1,93 @@
+/* test_scalars.c - the scalars of a step, from kopt_step_begin(), beside those of the reference, which rounds once from
+   binary64: over many steps, and for any hyper-parameters. argv[1] = quick. */
+#define KAHAN_OPT_IMPLEMENTATION
+#include "../../kahan_opt.h"
+
+#include "tap.h"
+#include "reference.h"
+#include "inputs.h"
+
+#include <fenv.h>
+
+static uint64_t random_state = 1;
+static uint64_t any64(void) { return splitmix64(&random_state); }
+
+static uint64_t with_exponent(uint64_t u, uint64_t e) { return (u & 0x800fffffffffffffu) | (e & 2047) << 52; }
+
+static int same(float a, float b) { return ref_bits(a) == ref_bits(b); }
+
+/* kopt_step_begin() against the reference. */
+static int scalars_differ(kopt_optimizer *o, uint32_t step) {
+    kopt_step s;
+    ref_scalars r;
+    o->step = step - 1;
+    r = ref_scalars_of(o, step);
+    if (kopt_step_begin(o, &s) != KOPT_OK) return 1;
+    if (!same(s.grad_scale, r.grad_scale) || !same(s.l2, r.l2) || !same(s.weight_decay, r.decay) ||
+        !same(s.rate, r.rate))
+        return 1;
+    if (o->rule == KOPT_EMA) return 0;
+    if (!same(s.beta1, r.beta1) || !same(s.gain1, r.one_minus_beta1)) return 1;
+    if (o->rule == KOPT_SGD) return !same(s.extrapolation, r.momentum);
+    if (o->rule != KOPT_LION && !same(s.eps, r.eps)) return 1;
+    if (o->rule == KOPT_ADAN)
+        return !(same(s.beta3, r.beta3) && same(s.gain3, r.one_minus_beta3) && same(s.beta2, r.beta2) &&
+                 same(s.gain2, r.one_minus_beta2) && same(s.extrapolation, r.beta2) &&
+                 same(s.third_scale, r.third_scale) && same(s.root_scale, r.root_scale));
+    if (!same(s.beta2, r.beta2) || !same(s.gain2, r.one_minus_beta2)) return 1;
+    if (o->rule == KOPT_RADAM || o->rule == KOPT_RANGER) {
+        if (s.unrectified != !r.rectified) return 1;
+        if (o->rule == KOPT_RANGER && (!same(s.slow_scale, r.back) || s.sync != r.lookahead)) return 1;
+        if (s.unrectified) return 0;
+    }
+    return o->rule != KOPT_LION && !same(s.root_scale, r.root_scale);
+}
+
+static void test_scalars(long count) {
+    static const double betas[] = {0, -0.0, 0.5, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999, 0.999999, 1e-3, 1 - 1e-12};
+    const size_t many = sizeof betas / sizeof *betas;
+    long k, bad = 0, t;
+    size_t i;
+    for (i = 0; i < many; ++i) /* the first steps, and steps up to the last one */
+        for (t = 1; t <= count / 40; ++t) {
+            kopt_optimizer o = kopt_adamw(1e-3);
+            o.beta1 = betas[i], o.beta2 = betas[(i + (size_t)t) % many];
+            bad += scalars_differ(&o, (uint32_t)t);
+            bad += scalars_differ(&o, (uint32_t)any64() >> any64() % 32 | 1);
+        }
+    ok(!bad, "AdamW with usual betas: the scalars of %ld steps differ", bad);
+    for (bad = 0, t = 1; t <= count; ++t) { /* with beta2 at its usual values RAdam's average grows beyond 5 steps */
+        kopt_optimizer o = t % 2 ? kopt_radam(1e-3) : kopt_ranger(1e-3);
+        o.beta2 = betas[5 + t % 5];
+        bad += scalars_differ(&o, (uint32_t)(t < count / 2 ? t : t * t));
+    }
+    ok(!bad, "RAdam and Ranger with usual betas: the scalars of %ld steps differ", bad);
+    for (bad = 0, k = 0; k < count; ++k) {
+        kopt_optimizer o = kopt_adam(1);
+        o.rule = (kopt_rule)(k % 7);
+        o.lr = double_of(with_exponent(any64() >> 1, 900 + any64() % (o.rule == KOPT_EMA ? 123 : 220)));
+        o.weight_decay = k % 5 && o.rule != KOPT_EMA ? double_of(with_exponent(any64() >> 1, 900 + any64() % 130)) : 0;
+        o.max_lr = double_of(with_exponent(any64() >> 1, 1000 + any64() % 30));
+        o.beta1 = double_of(with_exponent(any64() >> 1, 1022 - any64() % 20));
+        o.beta2 = double_of(with_exponent(any64() >> 1, 1022 - any64() % 3));
+        o.momentum = double_of(with_exponent(any64() >> 1, 1022 - any64() % 150));
+        o.dampening = double_of(with_exponent(any64(), 1022 - any64() % 10));
+        o.grad_scale = double_of(with_exponent(any64(), 1000 + any64() % 50));
+        o.clip = double_of(with_exponent(any64() >> 1, 870 + any64() % 153));
+        o.eps = double_of(with_exponent(any64() >> 1, 900 + any64() % 200));
+        o.beta3 = double_of(with_exponent(any64() >> 1, 1022 - any64() % 20));
+        o.lookahead = 1 + (int)(any64() % 10);
+        o.lookahead_rate = double_of(with_exponent(any64() >> 1, 1022 - any64() % 5));
+        o.decay_mode = (kopt_decay_mode)(k % 3);
+        o.maximize = o.rule != KOPT_EMA && k & 8;
+        bad += scalars_differ(&o, (uint32_t)any64() >> any64() % 32 | 1);
+    }
+    ok(!bad, "any hyper-parameters: the scalars of %ld of %ld steps differ", bad, count);
+}
+
+int main(int argc, char **argv) {
+    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
+    test_scalars(quick ? 2000 : 20000);
+    return done();
+}
