@@ -581,7 +581,7 @@ all=$(echo tests/test_*.c)
 bits='tests/test_tools.c tests/test_step_bits.c tests/test_api.c tests/test_convert.c tests/test_vmath.c'
 bits="$bits tests/test_inline.c"
 # Other builds run only these: what the other tests check follows from the bits.
-more_bits="$bits$(printf ' tests/test_%s.c' save state compress environment)"
+more_bits="$bits$(printf ' tests/test_%s.c' save state dither compress environment)"
 program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds each test and adds it as a part
     sources=$1 suffix=$2 emulator=$3 argument=$4
     shift 4
@@ -766,7 +766,7 @@ run_tests() {
         if have "$compiler" && have "$emulator"; then
             programs='tests/test_convert.c tests/test_vmath.c'
             case $compiler in
-            s390x*) programs="$bits tests/test_save.c" ;;
+            s390x*) programs="$bits tests/test_save.c tests/test_dither.c" ;;
             arm-*) programs="$programs tests/test_inline.c" ;;
             esac
             program "$programs" "${target%%:*}" "$emulator" quick "$compiler" -O2 -static
