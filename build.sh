@@ -35,6 +35,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh bench torch tests      the tests of the optimizers with the newest PyTorch (installs it: 5 GB)
        ./build.sh bench converters       convert.py with the real bitsandbytes, optimi, torchao (installs them: 6 GB)
        ./build.sh bench fidelity [quick] what 16 bit loses: losses, stalls, decay with error bars (docs/fidelity.md)
+       ./build.sh bench finetuning [quick] from 16-bit weights: what the weights show (docs/fine-tuning.md)
        ./build.sh bench theorem1         how far from the solution SGD with 16-bit weights ends (docs/theorem1.md)
        ./build.sh cuda [bench]           the GPU part: its PTX, also run on the CPU, and its tests if there is a GPU
        ./build.sh cuda day [--part N]    all on a GPU in 25 minutes; --part 0: 90 seconds (docs/gpu-day.md)
@@ -44,6 +45,7 @@ usage: ./build.sh demo [--fp16] [FILE]   train a byte language model on FILE (de
        ./build.sh figures bench          ... and of bench cliffs and --sizes, on an idle machine: ten minutes, 10 GB
        ./build.sh figures firmware       ... and of docs/firmware.md, with the compilers of Debian 12
        ./build.sh figures fidelity [draw] ... and of bench fidelity; draw: from its last run
+       ./build.sh figures finetuning [draw] ... and of bench finetuning
        ./build.sh mutants [all|share K/N] change the header in some 400 ways: does each make a test fail?
        ./build.sh python [cuda]          the package for Python, in build/python; cuda: also that for GPUs, with nvcc
        ./build.sh setup                  install the tools that the full test uses (apt, as root)
@@ -189,18 +191,20 @@ bench_converters() {
     PYTHONPATH=$PWD/build/peers exec python3 bench/converters.py build/python
 }
 
-# bench/fidelity.py with a Python that has PyTorch, scikit-learn and matplotlib: in build/peers, or Debian's. `quick`
-# and `draw` install nothing.
-bench_fidelity() {
-    knows 'bench fidelity' 'quick draw' "$@"
+# bench/fidelity.py or finetuning.py with a Python that has PyTorch, scikit-learn and matplotlib: in build/peers, or
+# Debian's. `quick` and `draw` install nothing.
+bench_fidelity() { # bench_fidelity NAME WORD...
+    evidence=$1
+    shift
+    knows "bench $evidence" 'quick draw' "$@"
     mkdir -p build/bench
     if [ $# = 0 ]; then
         install_peers
         [ ! -d build/peers/torch ] || [ -d build/peers/sklearn ] || pip_peers scikit-learn matplotlib || true
     fi
     newer_library build/bench/python || python_library build/bench/python
-    exec_python 'torch, sklearn, matplotlib' bench/fidelity.py "$@"
-    echo "bench: fidelity needs PyTorch, scikit-learn and matplotlib; ./build.sh setup installs them" >&2
+    exec_python 'torch, sklearn, matplotlib' "bench/$evidence.py" "$@"
+    echo "bench: $evidence needs PyTorch, scikit-learn and matplotlib; ./build.sh setup installs them" >&2
     exit 2
 }
 
@@ -229,7 +233,7 @@ bench() {
         shift
         exec sh "$script" "$@"
         ;;
-    fidelity) shift; bench_fidelity "$@" ;; # it does not return
+    fidelity | finetuning) bench_fidelity "$@" ;; # it does not return
     q8)
         shift
         mkdir -p build/bench
@@ -909,7 +913,7 @@ mutants() {
 }
 
 figures() {
-    knows figures 'bench firmware fidelity draw' "$@"
+    knows figures 'bench firmware fidelity finetuning draw' "$@"
     exec sh docs/figures.sh "$@"
 }
 
