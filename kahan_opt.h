@@ -997,9 +997,10 @@ KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_ten
    t->weight does not change, and a step whose updates are 0 would not change it, either. The residual is uniform on
    each side of the weight, in 256 levels (EXACT: all that there are). Below a power of two that side is half as wide,
    and gets half of the draws. The residual stays 0 beside zeros (pruned weights), infinity and NaN, and beside bf16
-   weights below 2^-100. Ranger's slow weights get it, too. The draws depend on opt->seed, t->id and the global index
-   of the element (stream 6; docs/numerics.md section 8d), so shards get those of the whole tensor. kopt_state_read()
-   returns the drawn values; with EXACT the run is, bit for bit, the fp32 run that starts from them.
+   weights below 2^-100. Ranger's slow weights get it, too, and t->copy is set to the weights again. The draws depend
+   on opt->seed, t->id and the global index of the element (stream 6; docs/numerics.md section 8d), so shards get those
+   of the whole tensor. kopt_state_read() returns the drawn values; with EXACT the run is, bit for bit, the fp32 run
+   that starts from them.
 
    fp32 weights and KOPT_STOCHASTIC have no such delay, and the call does nothing. Errors, with nothing written:
    KOPT_ERROR_OPTION with KOPT_NEAREST, which keeps no residual; KOPT_ERROR_STEP if any residual is not 0: after steps,

@@ -1,4 +1,4 @@
-"""Fine-tuning from a 16-bit checkpoint: how much of fp32's progress do the visible weights show, and what may one export?
+"""Fine-tuning from 16-bit weights: how much of fp32's progress do the visible weights show, and what may one export?
 
     ./build.sh bench finetuning          all, with the packages of PyPI that are there: some minutes of one core
     ./build.sh bench finetuning quick    2 seeds, without the packages
@@ -222,8 +222,9 @@ def read():
 def share(rows, network, form, moments, arm, lr, step, what="visible"):
     """Of fp32's progress: the mean over the seeds, and half of its 95 % interval. None: was not run."""
     def of(moments, arm):
-        return {r["seed"]: r for r in rows if (r["network"], r["format"], r["moments"], r["arm"], r["lr"], r["step"]) == (
-            network, form, moments, arm, "%g" % lr, str(step))}
+        wanted = [network, form, moments, arm, "%g" % lr, str(step)]
+        return {r["seed"]: r for r in rows
+                if [r[name] for name in ("network", "format", "moments", "arm", "lr", "step")] == wanted}
     mine, theirs = of(moments, arm), of("fp32", FP32)
     values = [(float(r["start"]) - float(r[what])) / (float(r["start"]) - float(theirs[seed]["visible"]))
               for seed, r in mine.items() if r[what]]
