@@ -307,8 +307,8 @@ typedef enum KOPT_NODISCARD_ kopt_result {
                             scale to other optimizers: see kopt_scaler_begin_all() */
     KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged */
     KOPT_ERROR_OVERLAP,  /* two buffers overlap */
-    KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; or a part of a tensor is stepped
-                            by StableAdamW while stable_scale is 0 */
+    KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; a part of a tensor is stepped by
+                            StableAdamW while stable_scale is 0; or kopt_state_dither() comes too late */
     KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU */
     KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why */
     KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor */
@@ -983,10 +983,31 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 
 /* Makes a fresh state block, with all moments 0, for this optimizer and tensor. If weights is not NULL, it points to n
    fp32 values: t->weight becomes these values, rounded to nearest, and the residual what the rounding lost. If weights
-   is NULL, t->weight stays as it is and the residual is zero. Then Ranger's slow weights, and t->copy if there is one,
-   are set to the weights. weights must not overlap t->weight, t->state, t->copy or t->counts, except that it may be
-   t->copy itself if that is KOPT_F32. Errors: those of the fields of kopt_optimizer and kopt_tensor. */
+   is NULL, t->weight stays as it is and the residual is zero (to fine-tune such weights, see kopt_state_dither()). Then
+   Ranger's slow weights, and t->copy if there is one, are set to the weights. weights must not overlap t->weight,
+   t->state, t->copy or t->counts, except that it may be t->copy itself if that is KOPT_F32. Errors: those of the
+   fields of kopt_optimizer and kopt_tensor. */
 KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
+
+/* For fine-tuning from 16-bit weights, once, after kopt_state_init(.., NULL). Without it each weight stands in the
+   middle of what rounds to it, and so t->weight, which the model reads, changes only after updates of half an ulp in
+   all: while steps move weights by less, it shows little of the progress (docs/fine-tuning.md), as do 16-bit copies of
+   fp32 weights. This call draws each residual at random from all that leave the weight as it is. Then t->weight moves,
+   in the mean over many weights, as far as the weight with its residual does, from the first step on.
+
+   t->weight does not change, and a step whose updates are 0 would not change it, either. The residual is uniform on
+   each side of the weight, in 256 levels (EXACT: all that there are). Below a power of two that side is half as wide,
+   and gets half of the draws. The residual stays 0 beside zeros (pruned weights), infinity and NaN, and beside bf16
+   weights below 2^-100. Ranger's slow weights get it, too, and t->copy is set to the weights again. The draws depend
+   on opt->seed, t->id and the global index of the element (stream 6; docs/numerics.md section 8d), so shards get those
+   of the whole tensor. kopt_state_read() returns the drawn values; with EXACT the run is, bit for bit, the fp32 run
+   that starts from them.
+
+   fp32 weights and KOPT_STOCHASTIC have no such delay, and the call does nothing. Errors, with nothing written:
+   KOPT_ERROR_OPTION with KOPT_NEAREST, which keeps no residual; KOPT_ERROR_STEP if any residual is not 0: after steps,
+   at a second call, or after fp32 values in kopt_state_init() or kopt_state_write(), which need no draw; those of
+   kopt_state_read(). For a GPU call it on the host, before kopt_cuda_state_load(). */
+KOPT_API_ KOPT_RESULT_ kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* An array of kopt_state_read() and kopt_state_write(). KOPT_ERROR_OPTION if the rule does not have this moment. */
 typedef enum kopt_slot {
@@ -1691,7 +1712,8 @@ enum {
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
     KOPT_RANDOM_RESIDUAL_ = 4,
-    KOPT_RANDOM_NOISE_ = 5
+    KOPT_RANDOM_NOISE_ = 5,
+    KOPT_RANDOM_DITHER_ = 6
 };
 
 /* The scale of a block of 256 codes, from its largest magnitude (KOPT_SIGN to nearest: its mean), as bits of fp32. 0 if
@@ -6526,7 +6548,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "several)",
         "the state block or checkpoint is damaged: its checksum is wrong",
         "two of the buffers overlap",
-        "the step was not begun, all 2^32 - 1 steps are used up, or StableAdamW has not measured the tensor",
+        "the step was not begun, all 2^32 - 1 steps are used up, StableAdamW has not measured the tensor, or there are "
+        "residuals already, which kopt_state_dither() would erase",
         "this instruction set, or a GPU, is not in this build or not on this machine",
         "a CUDA call failed: cudaPeekAtLastError() says why",
         "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one",
@@ -7104,6 +7127,40 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
         memset((kopt_byte_ *)t->state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
     }
     if (weights != NULL) kopt_write_slot_(&l, t, KOPT_WEIGHT, weights);
+    kopt_refresh_(&l, t, 1);
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *t) {
+    kopt_environment_ environment;
+    kopt_random_reader_ drawn;
+    kopt_byte_ *weight, *residual;
+    kopt_layout_ l;
+    int is_fp16;
+    size_t i;
+    const kopt_result result = kopt_check_state_(&l, opt, t);
+    if (result != KOPT_OK) return result;
+    is_fp16 = opt->weight_format == KOPT_FP16;
+    if (l.residual_bytes == 0)
+        return opt->weight_format != KOPT_F32 && opt->rounding == KOPT_NEAREST ? KOPT_ERROR_OPTION : KOPT_OK;
+    if (t->n == 0) return KOPT_OK;
+    weight = (kopt_byte_ *)t->weight;
+    residual = (kopt_byte_ *)t->state + l.residual;
+    for (i = 0; i < t->n * l.residual_bytes; i++)
+        if (residual[i] != 0) return KOPT_ERROR_STEP;
+    kopt_begin_random_reader_(&drawn, opt->seed, 0, t->id, KOPT_RANDOM_DITHER_);
+    drawn.first = t->first_index;
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i++) { /* kept: in units of 2^-16 ulp, plus half an ulp. The sum is exact in fp32 */
+        const uint32_t w = kopt_load16_(weight + 2 * i), mag = w & 0x7FFFu, r = kopt_next_random16_(&drawn, i);
+        uint32_t kept = opt->rounding != KOPT_EXACT ? r & 0xFF00u : is_fp16 ? r & 0xFFF8u : r;
+        if (opt->rounding == KOPT_KAHAN) kept += 0x80u; /* the middle: no tie, and a bf16 compensation holds it */
+        if (is_fp16 ? mag - 1 >= 0x7BFFu : mag - 0x0D80u >= 0x7200u) continue;
+        kopt_write_weight_(
+            &l, weight + 2 * i, residual + i * l.residual_bytes,
+            kopt_as_u32_(kopt_full_weight_scalar_(KOPT_EXACT, opt->weight_format, w, kept ^ 0x8000u, NULL)));
+    }
+    kopt_leave_(&environment);
     kopt_refresh_(&l, t, 1);
     return KOPT_OK;
 }

@@ -87,7 +87,7 @@ all=$(echo tests/*/test_*.c)
 units() { printf ' tests/unit/test_%s.c' "$@"; }
 bits=$(units tools step_bits api convert vmath inline)
 # Other builds run only these: what the other tests check follows from the bits.
-more_bits="$bits$(units save state compress environment)"
+more_bits="$bits$(units save state dither compress environment)"
 program() { # program SOURCES SUFFIX EMULATOR ARGUMENT COMPILER FLAG...: builds each test and adds it as a part
     sources=$1 suffix=$2 emulator=$3 argument=$4
     shift 4
@@ -256,7 +256,7 @@ run_tests() {
         with "the bits on ${target%%:*}" "$compiler $emulator" && turn 3 || continue
         programs=$(units convert vmath)
         case $compiler in
-        s390x*) programs="$bits $(units save)" ;;
+        s390x*) programs="$bits $(units save dither)" ;;
         arm-*) programs="$programs $(units inline)" ;;
         esac
         program "$programs" "${target%%:*}" "$emulator" quick "$compiler" -O2 -static

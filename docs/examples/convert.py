@@ -72,6 +72,7 @@ NAMED_FORMAT = {"f32": ko.KOPT_F32, "bf16": ko.KOPT_BF16, "fp16": ko.KOPT_FP16, 
 FORMAT_NAME = {form: name for name, form in NAMED_FORMAT.items()}
 ROUNDING = {"kahan": ko.KOPT_KAHAN, "compact": ko.KOPT_COMPACT, "exact": ko.KOPT_EXACT,
             "stochastic": ko.KOPT_STOCHASTIC, "nearest": ko.KOPT_NEAREST}
+RESIDUALS = ("zero", "random")
 SLOT = {ko.KOPT_FIRST_MOMENT: "first moment", ko.KOPT_SECOND_MOMENT: "second moment",
         ko.KOPT_THIRD_MOMENT: "third moment", ko.KOPT_FOURTH_MOMENT: "previous gradient"}
 OWN = ("rounding weight_format moment_format moment_rounding compensation_rounding zero_grad moments_only grad_scale "
@@ -422,7 +423,8 @@ def read_kahan_opt(path, names=None):
     return Checkpoint(opt, result, [], {key: getattr(opt, key) for key in OWN})
 
 
-def write_kahan_opt(path, ck):
+def write_kahan_opt(path, ck, draw=False):
+    """draw: the residuals, at random: of weights that have none."""
     opt, count = ck.opt, len(ck.tensors)
     check(ko.kopt_state_init(ko.byref(opt), ko.byref(ko.kopt_tensor()), None), path)  # the options
     ck.tensors.sort(key=lambda t: t.id)
@@ -436,9 +438,14 @@ def write_kahan_opt(path, ck):
         if (opt.rounding == ko.KOPT_KAHAN and one.master is None and weight.dtype == one.weight.dtype and
                 weight.dtype in SCALE and opt.rule != ko.KOPT_RANGER):
             weight.copy_(one.weight)  # both as they are: a sum in fp32 would lose the last bits of the compensation
-            if one.residual is not None:
+            if one.residual is not None and not draw:
                 kept = (one.residual * SCALE[weight.dtype]).to(weight.dtype).view(torch.int16)
                 residuals[ko.kopt_save_size(ko.byref(opt), tensors, i) - 4 + HEADER + (2 * t.n + 3) // 4 * 4] = kept
+        if draw:
+            kept = one.value() - one.weight.double() if one.keeps() else torch.zeros(1)
+            refuse_unless(bool(((kept == 0) | kept.isnan()).all()), "--residual random: %s has a residual already, "
+                          "which is better", one.name)
+            check(ko.kopt_state_dither(ko.byref(opt), ko.byref(t)), "--residual random: " + one.name)
         for slot in slots_of(opt):
             values = one.moments[slot].contiguous()
             check(ko.kopt_state_write(ko.byref(opt), ko.byref(t), slot, values.data_ptr()),
@@ -923,8 +930,10 @@ def choose_formats(ck, rounding=None, weights=None, moments=None, seed=None):
 
 
 def convert(source, target, path, out, names=None, rounding=None, weights=None, moments=None, seed=None, rule="adamw",
-            lr=None, step=None):
-    """Converts a file and returns the report, a list of sentences. Raises Refused, and then leaves `out` as it was."""
+            lr=None, step=None, residual="zero"):
+    """Converts a file and returns the report, a list of sentences. Raises Refused, and then leaves `out` as it was.
+    residual: "random" draws that of 16-bit weights which have none, for fine-tuning (docs/fine-tuning.md)."""
+    refuse_unless(residual in RESIDUALS, "--residual: it is one of %s", ", ".join(RESIDUALS))
     for form in (source, target):
         refuse_unless(form == "kahan_opt" or form in PEERS, "there is no format `%s`: it is one of kahan_opt, %s", form,
                       ", ".join(PEERS))
@@ -932,6 +941,7 @@ def convert(source, target, path, out, names=None, rounding=None, weights=None, 
     before = read(path, names)
     wrong = "--%s: %s has no such choice"
     refuse_unless(rounding is None or target == "kahan_opt", wrong, "rounding", PEERS.get(target))
+    refuse_unless(residual == "zero" or target == "kahan_opt", wrong, "residual", PEERS.get(target))
     refuse_unless(weights is None or target not in ("fp32", "torch", *REMAINDER), wrong, "weights", PEERS.get(target))
     refuse_unless(moments is None or target == "kahan_opt" or target == "bitsandbytes" and moments == ko.KOPT_F32 or
                   target == "torchdistx" and moments != ko.KOPT_Q8, wrong, "moments", PEERS.get(target))
@@ -940,8 +950,16 @@ def convert(source, target, path, out, names=None, rounding=None, weights=None, 
         if target == "kahan_opt":
             new = dataclasses.replace(before, opt=ko.kopt_optimizer.from_buffer_copy(before.opt))
             choose_formats(new, rounding, weights, moments, seed)
-            write_kahan_opt(temporary, new)
+            draw = residual == "random"
+            refuse_unless(not draw or new.opt.rounding in (ko.KOPT_KAHAN, ko.KOPT_COMPACT, ko.KOPT_EXACT) and
+                          new.opt.weight_format != ko.KOPT_F32, "--residual random: these weights keep no residual")
+            write_kahan_opt(temporary, new, draw)
             after = read_kahan_opt(temporary)
+            if draw:
+                before.notes.append("residuals: drawn at random from what rounds to the weights, by seed %d; the "
+                                    "weights are compared without them" % new.opt.seed)
+                for t in after.tensors:
+                    t.master = t.residual = None
         else:
             write_peer(temporary, before, target, weights, moments)
             after = read_peer(temporary, target)
@@ -993,13 +1011,16 @@ def main(arguments):
     p.add_argument("--weights", choices=("f32", "bf16", "fp16"), help="the format of the weights")
     p.add_argument("--moments", choices=NAMED_FORMAT, help="the format of the moments")
     p.add_argument("--seed", type=int, help="to kahan_opt: of its random bits; default 0")
+    p.add_argument("--residual", choices=RESIDUALS, default="zero", help="to kahan_opt, from 16-bit weights without a "
+                   "residual: random draws it, for fine-tuning (docs/fine-tuning.md)")
     p.add_argument("--step", type=int, help="from an optimizer that does not count its steps: how many it has made")
     p.add_argument("--rule", default="adamw", choices=("sgd", "adam", "adamw", "stable_adamw", "lion", "adan", "radam",
                                                        "ranger"), help="from fp32: the new optimizer; default adamw")
     p.add_argument("--lr", type=float, help="from fp32: its learning rate; default 0.001")
     a = p.parse_args(arguments)
     report = convert(a.source, a.target, a.input, a.output, a.names, ROUNDING.get(a.rounding),
-                     NAMED_FORMAT.get(a.weights), NAMED_FORMAT.get(a.moments), a.seed, a.rule, a.lr, a.step)
+                     NAMED_FORMAT.get(a.weights), NAMED_FORMAT.get(a.moments), a.seed, a.rule, a.lr, a.step,
+                     a.residual)
     for line in report:
         print("convert: " + line, file=sys.stderr)
 

@@ -1,5 +1,5 @@
 # `./build.sh bench fidelity quick`, the small settings of docs/evidence.md: the claims hold, the pictures and tables
-# are there, and a claim that the numbers do not support makes it fail. Prints TAP.
+# are there, and a claim that the numbers do not support makes it fail. The same for bench finetuning. Prints TAP.
 out=build/tests/fidelity
 results=build/bench/fidelity_quick
 rm -rf $out $results*
@@ -7,7 +7,7 @@ mkdir -p $out
 . tests/tap.sh
 said="$out/said $out/errors"
 bench() { # bench WORD...
-    ./build.sh bench fidelity "$@" >$out/said 2>$out/errors </dev/null
+    ./build.sh bench ${evidence:-fidelity} "$@" >$out/said 2>$out/errors </dev/null
     status=$?
 }
 
@@ -54,4 +54,16 @@ rm ${results}_*
 bench quick draw
 [ $status = 2 ] && grep -q '^fidelity: there are no results to draw' $out/errors
 report $? "nothing to draw: an error says so"
+
+evidence=finetuning results=build/bench/finetuning_quick
+rm -f $results*
+bench quick
+[ $status = 0 ] && grep -q '^| KAHAN, drawn | ' $results.md && grep -q '</svg>' $results.svg &&
+    grep '^drawn: ' $out/said | sed 's/^/# /'
+report $? "bench finetuning quick: residuals that are drawn show fp32's progress, others do not"
+sed 's/"KAHAN, drawn"/@/; s/,KAHAN,/,"KAHAN, drawn",/; s/@/KAHAN/' $results.csv >$out/swapped
+cp $out/swapped $results.csv
+bench quick draw
+[ $status = 1 ]
+report $? "results that are swapped: the exit status is 1"
 echo "1..$count"

@@ -508,6 +508,30 @@ def test_fp32():
         numbers = re.search(r"(\d+) values, (\d+) changed; largest error \S+, relative (\S+)", line)
         ok(numbers.groups() == (str(COUNT), str(wrong), "%.2g" % worst) and worst <= 2.0 ** -bits,
            "... to %s: %.1e (at most 2^-%d), as it says" % (rounding, worst, bits))
+    low = {name: value.bfloat16() for name, value in values.items()}
+    save_file(low, at("low"))
+    for rounding in ("KAHAN", "COMPACT", "EXACT"):
+        report = convert.convert("fp32", "kahan_opt", at("low"), at("ours"), residual="random", seed=5,
+                                 rounding=getattr(ko, "KOPT_" + rounding))
+        ours, wrong = Ours(at("ours"), {k: SHAPES[k] for k in names}), 0
+        for k in names:
+            weight, block = low[k].reshape(-1).clone(), torch.zeros_like(ours.memory[k][1])
+            t = ko.kopt_tensor(weight=weight.data_ptr(), n=weight.numel(), id=names.index(k), state=block.data_ptr(),
+                               state_size=block.numel())
+            ko.check(ko.kopt_state_init(ko.byref(ours.opt), ko.byref(t), None))
+            ko.check(ko.kopt_state_dither(ko.byref(ours.opt), ko.byref(t)))
+            wrong += not torch.equal(ours.memory[k][1], block) or not same(ours.memory[k][0], weight)
+        ok(not wrong and ours.opt.seed == 5 and said(report, "residuals: drawn at random.*seed 5",
+                                                     "weights: %d values, all exact" % COUNT),
+           "bf16 weights with residuals drawn at random, %s: those of kopt_state_dither()" % rounding)
+    refused("residuals of fp32 weights drawn at random", "residuals already", "fp32", "kahan_opt", at("weights"),
+            residual="random")
+    refused("residuals beside NEAREST", "keep no residual", "fp32", "kahan_opt", at("low"), residual="random",
+            rounding=ko.KOPT_NEAREST)
+    refused("residuals for another library", "PyTorch has no such choice", "kahan_opt", "torch", at("ours"),
+            residual="random")
+    refused("residuals of a run drawn again", "has a residual already", "kahan_opt", "kahan_opt", at("ours"),
+            residual="random")
     big = {"a": torch.tensor([1e5, 1.0])}
     save_file(big, at("weights"))
     refused("fp16 weights that overflow", "too large for the format", "fp32", "kahan_opt", at("weights"),

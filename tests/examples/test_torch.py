@@ -229,6 +229,52 @@ def printed():
                 assert hints == set(inspect.signature(f).parameters) - {"self"} and "return" in f.__annotations__, f
 
 
+# ---- fine-tuning -----------------------------------------------------------------------------------------------------
+
+
+@test
+def random_residuals():
+    """residual="random" leaves the weights, draws by seed and place, and shows updates far below half an ulp"""
+    for dtype, ulp, rounding in ((BF16, 2.0 ** -7, "kahan"), (BF16, 2.0 ** -7, "exact"), (FP16, 2.0 ** -10, "compact")):
+        way = {}
+        for residual in ("zero", "random"):
+            p = Parameter((torch.arange(20000) % 100 * ulp + 1).to(dtype))  # from 1 on, below 2 in bf16
+            begin = p.detach().clone()
+            optimizer = KahanSGD([p], lr=1.0, rounding=rounding, residual=residual, seed=3)
+            p.grad = torch.zeros_like(p)
+            optimizer.step()
+            assert equal(p, begin)
+            apart = (optimizer.full_weights(p).double() - begin.double()) / ulp
+            assert (residual == "zero") == (float(apart.abs().max()) == 0) and float(apart.abs().max()) <= 0.5
+            saved = copy.deepcopy(optimizer.state_dict())
+            for step in range(8):
+                if step == 4:  # the draws are in the state
+                    optimizer = KahanSGD([p], lr=1.0, rounding=rounding, seed=3)
+                    optimizer.load_state_dict(saved)
+                p.grad = torch.full_like(p, -0.3 * ulp / 8)
+                optimizer.step()
+                saved = copy.deepcopy(optimizer.state_dict())
+            way[residual] = float((p.detach().double() - begin.double()).mean()) / ulp
+        assert way["zero"] == 0 and abs(way["random"] - 0.3) < 0.02, way
+        memory, weight = torch.zeros(64 + 2 * 20000 + 16, dtype=torch.uint8), begin.clone()
+        opt = options_of(optimizer.param_groups[0], dtype)
+        t = k.kopt_tensor(weight=weight.data_ptr(), n=20000, id=0, state=memory.data_ptr(), state_size=len(memory))
+        k.check(k.kopt_state_init(opt, t, None))
+        k.check(k.kopt_state_dither(opt, t))
+        fresh = KahanSGD([Parameter(begin)], lr=1.0, rounding=rounding, residual="random", seed=3)
+        fresh.param_groups[0]["params"][0].grad = torch.zeros_like(begin)
+        fresh.step()
+        block = next(iter(fresh.state.values()))["block"]
+        assert equal(block, memory[:len(block)])
+    for options, dtype in (({"rounding": "stochastic"}, BF16), ({}, F32)):  # nothing to draw
+        results = [steps(KahanAdamW(params, residual=residual, **options), params, 3)
+                   for residual in ("zero", "random") for params in [parameters(dtype)]]
+        assert equal(*results)
+    refused(ValueError, "needs a rounding that keeps one", KahanAdamW, parameters(), residual="random",
+            rounding="nearest")
+    refused(ValueError, "Invalid residual: 'some'", KahanAdamW, parameters(), residual="some")
+
+
 # ---- gradients and parameters of every kind ------------------------------------------------------------------------
 
 

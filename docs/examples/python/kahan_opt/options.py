@@ -24,6 +24,7 @@ WORDS = {  # the options that are enums; all but the weights' own format decide 
     "rounding": ("nearest", "stochastic", "kahan", "compact", "exact"), "moment_format": ("f32", "bf16", "fp16", "q8"),
     "moment_rounding": ("nearest", "stochastic"), "compensation_rounding": ("nearest", "stochastic"),
     "decay_mode": ("l2", "decoupled", "fully_decoupled")}
+RESIDUALS = ("zero", "random")  # at first: an option of the package, not of the header
 COMMON = ("lr", "weight_decay", "max_lr", "maximize", "seed") + tuple(WORDS)
 FLAGS = ("maximize", "amsgrad", "stable", "nesterov", "atan2_outside")
 NUMBERS = {"lr": ("learning rate", 0), "eps": ("epsilon value", 2.0 ** -126), "weight_decay": ("weight_decay value", 0),
@@ -48,6 +49,9 @@ MEANINGS = {  # option: what it is, and what torch.optim has instead; None: the 
                       ABSENT + ": it is the parameter's dtype there"),
     "moment_rounding": ("how moments of 16 and 8 bits are stored", ABSENT + ": it is nearest there"),
     "compensation_rounding": ("how the residuals of kahan and compact are stored", ABSENT),
+    "residual": ("what is kept beside 16-bit weights at first. random, for fine-tuning: drawn once, by seed, id and "
+                 "place, from all that leave the weight as it is; in the mean the weights then show every update, "
+                 "where with zero they show none below half an ulp (docs/fine-tuning.md)", ABSENT),
     "decay_mode": ("l2: decay joins the gradient; decoupled: weights shrink by lr * weight_decay per step; "
                    "fully_decoupled: by lr / max_lr * weight_decay",
                    "In torch.optim: Adam (l2), AdamW (decoupled), or decoupled_weight_decay"),
@@ -67,9 +71,10 @@ MEANINGS = {  # option: what it is, and what torch.optim has instead; None: the 
 def described_options(rule):
     """The options of a rule for help(), with defaults and what torch.optim has instead."""
     lines, values = [], defaults_of(rule, {})
-    for name in ("lr",) + RULES[rule][1] + COMMON[1:] + ("threads",):
+    for name in ("lr",) + RULES[rule][1] + COMMON[1:] + ("residual", "threads"):
         meaning, torchs = MEANINGS[name]
-        choice = " (%s)" % ", ".join(map(repr, WORDS[name])) if name in WORDS else ""
+        words = RESIDUALS if name == "residual" else WORDS.get(name)
+        choice = " (%s)" % ", ".join(map(repr, words)) if words else ""
         text = "%s%s: %s. Default %r.%s" % (name, choice, meaning, values[name], " %s." % torchs if torchs else "")
         lines += textwrap.wrap(text, 108, initial_indent="    ", subsequent_indent="        ")
     return "\n".join(lines)
@@ -105,7 +110,7 @@ def defaults_of(rule, options):
         raise ValueError("Invalid rule: %r: choose one of %s" % (rule, ", ".join(RULES)))
     constructor, own, _ = RULES[rule]
     opt = constructor(1e-3)
-    values = {"rule": rule, "threads": 1}
+    values = {"rule": rule, "threads": 1, "residual": "zero"}
     for name in COMMON + own:
         if name in ("max_lr", "moment_format"):
             values[name] = None  # the first learning rate; f32 for float32 parameters, bf16 for the others
@@ -134,9 +139,11 @@ def validate(group, number):
         except (TypeError, ValueError, RuntimeError):
             raise TypeError("%s must be a number, not %r%s" % (name, value, where)) from None
 
-    for name, words in WORDS.items():
+    for name, words in dict(WORDS, residual=RESIDUALS).items():
         if group[name] not in words and not (name == "moment_format" and group[name] is None):
             raise ValueError("Invalid %s: %r: choose one of %s%s" % (name, group[name], ", ".join(words), where))
+    if group["residual"] == "random" and group["rounding"] == "nearest":
+        raise ValueError("residual='random' needs a rounding that keeps one: kahan, compact or exact%s" % where)
     if isinstance(group["lr"], torch.Tensor) and group["lr"].numel() != 1:
         raise ValueError("Tensor lr must be 1-element" + where)
     for name, (what, least) in NUMBERS.items():

@@ -79,6 +79,8 @@ def begun(group, p, number):
     s = {"step": 0, "id": number, "block": torch.zeros(k.kopt_state_size(opt, local(p).numel()), dtype=torch.uint8)}
     host = Host(group, p, s)
     k.check(k.kopt_state_init(opt, host.t, None))
+    if group.get("residual") == "random":  # an earlier version has none
+        k.check(k.kopt_state_dither(opt, host.t))
     s["block"] = on_device(s["block"], p.device)
     return s
 

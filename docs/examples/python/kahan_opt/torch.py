@@ -403,11 +403,12 @@ class KahanAdamW(KahanOptimizer):
                  moment_format: Optional[str] = None, moment_rounding: str = "stochastic",
                  compensation_rounding: str = "stochastic", decay_mode: str = "decoupled",
                  max_lr: Optional[float] = None, stable: bool = False, seed: int = 0, threads: int = 1,
-                 **others: Any) -> None:
+                 residual: str = "zero", **others: Any) -> None:
         super().__init__(params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
                          maximize=maximize, rounding=rounding, moment_format=moment_format,
                          moment_rounding=moment_rounding, compensation_rounding=compensation_rounding,
-                         decay_mode=decay_mode, max_lr=max_lr, stable=stable, seed=seed, threads=threads, **others)
+                         decay_mode=decay_mode, max_lr=max_lr, stable=stable, seed=seed, threads=threads,
+                         residual=residual, **others)
 
 
 class KahanSGD(KahanOptimizer):
@@ -422,11 +423,11 @@ class KahanSGD(KahanOptimizer):
                  weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, rounding: str = "kahan",
                  moment_format: Optional[str] = None, moment_rounding: str = "stochastic",
                  compensation_rounding: str = "stochastic", decay_mode: str = "l2", max_lr: Optional[float] = None,
-                 seed: int = 0, threads: int = 1, **others: Any) -> None:
+                 seed: int = 0, threads: int = 1, residual: str = "zero", **others: Any) -> None:
         super().__init__(params, "sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
                          nesterov=nesterov, maximize=maximize, rounding=rounding, moment_format=moment_format,
                          moment_rounding=moment_rounding, compensation_rounding=compensation_rounding,
-                         decay_mode=decay_mode, max_lr=max_lr, seed=seed, threads=threads, **others)
+                         decay_mode=decay_mode, max_lr=max_lr, seed=seed, threads=threads, residual=residual, **others)
 
 
 for _class, _rule in ((KahanAdamW, "adamw"), (KahanSGD, "sgd")):
