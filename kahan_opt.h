@@ -1551,15 +1551,14 @@ KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, dou
 #define KOPT_IMPLEMENTED_
 #define KOPT_IMPLEMENTING_ /* undefined at the end of the implementation */
 
-#ifdef __has_include
-#if !__has_include(<string.h>) /* bare metal, where compilers call these two all the same */
-#define KOPT_NO_STRING_H_
-KOPT_EXTERN_ void *memcpy(void *to, const void *from, size_t size);
-KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
-#endif
-#endif
-#ifndef KOPT_NO_STRING_H_
+/* Not memcpy() and memset(): -ffreestanding makes calls of them, also for two bytes, and bare metal has no string.h. */
+#if defined(KOPT_GNU_) && !defined(__CUDACC__)
+#define KOPT_MEMCPY_ __builtin_memcpy
+#define KOPT_MEMSET_ __builtin_memset
+#else
 #include <string.h>
+#define KOPT_MEMCPY_ memcpy
+#define KOPT_MEMSET_ memset
 #endif
 
 #ifndef KAHAN_OPT_SELF
@@ -1795,24 +1794,24 @@ KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_roun
 
 KOPT_INLINE_ uint32_t kopt_load16_(const kopt_byte_ *p) {
     uint16_t x;
-    memcpy(&x, p, 2);
+    KOPT_MEMCPY_(&x, p, 2);
     return x;
 }
 KOPT_INLINE_ uint32_t kopt_load32_(const kopt_byte_ *p) {
     uint32_t x;
-    memcpy(&x, p, 4);
+    KOPT_MEMCPY_(&x, p, 4);
     return x;
 }
 KOPT_INLINE_ void kopt_store16_(kopt_byte_ *p, uint32_t value) {
     const uint16_t x = (uint16_t)value;
-    memcpy(p, &x, 2);
+    KOPT_MEMCPY_(p, &x, 2);
 }
-KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { memcpy(p, &x, 4); }
+KOPT_INLINE_ void kopt_store32_(kopt_byte_ *p, uint32_t x) { KOPT_MEMCPY_(p, &x, 4); }
 /* Copies size bytes to part and fills its `room` bytes with zeros. Returns part. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte_ *part, size_t room,
                                                                        const kopt_byte_ *p, size_t size) {
-    memset(part, 0, room);
-    memcpy(part, p, size);
+    KOPT_MEMSET_(part, 0, room);
+    KOPT_MEMCPY_(part, p, size);
     return part;
 }
 
@@ -1847,12 +1846,12 @@ KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
 
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
     uint64_t bits;
-    memcpy(&bits, &x, 8);
+    KOPT_MEMCPY_(&bits, &x, 8);
     return bits;
 }
 KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
     double x;
-    memcpy(&x, &bits, 8);
+    KOPT_MEMCPY_(&x, &bits, 8);
     return x;
 }
 
@@ -2456,7 +2455,7 @@ static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double
     kopt_environment_ environment;
     kopt_optimizer opt;
     kopt_enter_(&environment);
-    memset(&opt, 0, sizeof opt);
+    KOPT_MEMSET_(&opt, 0, sizeof opt);
     opt.rule = rule;
     opt.weight_format = opt.moment_format = KOPT_BF16;
     opt.rounding = KOPT_KAHAN;
@@ -2527,7 +2526,7 @@ KOPT_API_ kopt_optimizer kopt_ema(double decay) {
 KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
                                      size_t state_size) {
     kopt_tensor t;
-    memset(&t, 0, sizeof t);
+    KOPT_MEMSET_(&t, 0, sizeof t);
     t.weight = weight;
     t.grad = grad;
     t.grad_format = grad_format;
@@ -2869,7 +2868,7 @@ static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
 KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
     uint64_t x;
-    memcpy(&x, p, 8);
+    KOPT_MEMCPY_(&x, p, 8);
     return x;
 }
 #else
@@ -2912,7 +2911,7 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
 /* Writes the 64 bytes at h: the header of a state block of this optimizer, for a tensor with this id, n and
    first_index. */
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n, uint64_t first_index) {
-    memset(h, 0, KOPT_HEADER_);
+    KOPT_MEMSET_(h, 0, KOPT_HEADER_);
     kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
     h[4] = KOPT_BLOCK_VERSION_;
     h[5] = (kopt_byte_)opt->rule;
@@ -4034,7 +4033,7 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
     else
         K_(store8)(to, a);
 #endif
-    if (LANES_ > 1 && n < LANES_) memcpy(p, part, n * size);
+    if (LANES_ > 1 && n < LANES_) KOPT_MEMCPY_(p, part, n * size);
 }
 #endif
 
@@ -4089,7 +4088,7 @@ FN_ vu32_ K_(random_at)(vu32_ x[4], const kopt_philox_key_ *cipher, uint64_t ind
 /* Number k, in the low 16 bits; the bits above are arbitrary. */
 FN_ vu32_ K_(random16)(vu32_ r, uint32_t k) { return r + k * (r >> 16); }
 
-FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) { memcpy(w, x, 4 * sizeof w[0]); }
+FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) { KOPT_MEMCPY_(w, x, 4 * sizeof w[0]); }
 #else
 /* Transposes the output of philox into the order of memory: w holds the 4 * LANES_ words, one Philox block after the
    other. K_(block_of_lane) orders the blocks so that these interleavings suffice. */
@@ -4755,8 +4754,8 @@ KOPT_EXTERN_ SLEEF_VECTOR_ SLEEF_(exp, 10)(SLEEF_VECTOR_), SLEEF_(log, 10)(SLEEF
 FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
     SLEEF_VECTOR_ a[sizeof(vf32_) / sizeof(SLEEF_VECTOR_)], b[sizeof(vf32_) / sizeof(SLEEF_VECTOR_)];
     size_t i;
-    memcpy(a, &x, sizeof x);
-    memcpy(b, &y, sizeof y);
+    KOPT_MEMCPY_(a, &x, sizeof x);
+    KOPT_MEMCPY_(b, &y, sizeof y);
     for (i = 0; i < sizeof a / sizeof *a; i++) switch ((int)kind) {
         case KOPT_VMATH_EXP_: a[i] = SLEEF_(exp, 10)(a[i]); break;
         case KOPT_VMATH_LOG_: a[i] = SLEEF_(log, 10)(a[i]); break;
@@ -4765,7 +4764,7 @@ FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
         case KOPT_VMATH_ERFC_: a[i] = SLEEF_(erfc, 15)(a[i]); break;
         default: a[i] = SLEEF_(atan2, 10)(a[i], b[i]);
         }
-    memcpy(&x, a, sizeof x);
+    KOPT_MEMCPY_(&x, a, sizeof x);
     return K_(canonical_nan)(x);
 }
 #undef SLEEF_
@@ -4833,7 +4832,7 @@ FN_ void K_(random_numbers)(const kopt_vmath_job_ *j) {
             const vu32_ u = size == 4 ? as_u32_(y) : K_(round_nearest16)(y, j->format);
             K_(store_n)(part + k * LANES_ * size, size, LANES_, u);
         }
-        memcpy(j->out + i * size, part + offset * size, n * size);
+        KOPT_MEMCPY_(j->out + i * size, part + offset * size, n * size);
     }
 }
 
@@ -5616,7 +5615,7 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const float *buffer, vf32_ invers
         K_(encode_pair)(n - i < PAIR_ ? part : code + i, buffer, inverse, square, number, &c);
         buffer += PAIR_;
     }
-    if (n % PAIR_ != 0) memcpy(code + n / PAIR_ * PAIR_, part, n % PAIR_);
+    if (n % PAIR_ != 0) KOPT_MEMCPY_(code + n / PAIR_ * PAIR_, part, n % PAIR_);
 }
 
 /* Encodes n elements of one block and stores its scale. largest: their largest magnitude, as fp32 bits. */
@@ -5627,7 +5626,7 @@ NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const fl
     if (rounding == KOPT_NEAREST) r = NULL;
     kopt_store32_(scale, scale_bits);
     if (kopt_codes_are_zero_(scale_bits))
-        memset(code, 0, n);
+        KOPT_MEMSET_(code, 0, n);
     else if (square)
         K_(encode_elements)(code, buffer, K_(inverse_scale_q8)(scale_bits, 1), 1, moment, r, n);
     else
@@ -5926,7 +5925,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
             pending = x;
             last = r;
         }
-        if (k.zero_grad) memset(a.grad + i * kopt_bytes_of_(kind.grad), 0, n * kopt_bytes_of_(kind.grad));
+        if (k.zero_grad) KOPT_MEMSET_(a.grad + i * kopt_bytes_of_(kind.grad), 0, n * kopt_bytes_of_(kind.grad));
     }
     if (pipelined && i != begin)
         K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, i - PAIR_, pending, last.number, order);
@@ -6690,8 +6689,8 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
     kopt_byte_ *const old_residual = KOPT_BYTES_(t->compensation);
     (stages->update)(t);
     t->is_loaded = 0;
-    memcpy(old_weight, j->weight, n * size);
-    if (residual_size != 0) memcpy(old_residual, j->residual, n * residual_size);
+    KOPT_MEMCPY_(old_weight, j->weight, n * size);
+    if (residual_size != 0) KOPT_MEMCPY_(old_residual, j->residual, n * residual_size);
     if (!moments_only) {
         const float rate = j->rate, weight_decay = j->weight_decay;
         j->rate = 1;
@@ -6702,8 +6701,8 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
     }
     if (j->counts != NULL) kopt_tally_(t, old_weight, old_residual, size, residual_size);
     if (j->step->sync && !moments_only) {
-        memcpy(j->slow, j->weight, n * size);
-        if (residual_size != 0) memcpy(j->slow_residual, j->residual, n * residual_size);
+        KOPT_MEMCPY_(j->slow, j->weight, n * size);
+        if (residual_size != 0) KOPT_MEMCPY_(j->slow_residual, j->residual, n * residual_size);
     }
 }
 
@@ -6722,7 +6721,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
         const kopt_conversion_ copy = {j->copy, j->weight, j->copy_format, t->kind.weight, j->end, 0, 0, 0, 0, 0};
         (stages->convert)(&copy);
     }
-    if (s->zero_grad) memset(j->grad, 0, j->end * kopt_bytes_of_(t->kind.grad));
+    if (s->zero_grad) KOPT_MEMSET_(j->grad, 0, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
 /* kopt_step_tile_() for fewer elements than a pair, in copies padded with zeros. Buffers have room for whole pairs. */
@@ -6739,7 +6738,7 @@ static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile
     kopt_step_tile_(stages, t);
     original = memory;
     for (a = t->arrays; a != t->arrays_end; a++, original++) {
-        if (a->written) memcpy(*original, *a->at, n * a->bytes);
+        if (a->written) KOPT_MEMCPY_(*original, *a->at, n * a->bytes);
         *a->at = *original;
     }
 }
@@ -6774,7 +6773,7 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     kopt_advance_tile_(&t, begin);
     t.job.begin = 0;
     t.random.number = t.random.stride = KOPT_BYTES_(t.random.lower);
-    if (!random) memset(t.random.lower, 0, 2 * (end - begin < KOPT_TILE_ ? end - begin + pair : KOPT_TILE_));
+    if (!random) KOPT_MEMSET_(t.random.lower, 0, 2 * (end - begin < KOPT_TILE_ ? end - begin + pair : KOPT_TILE_));
     for (i = begin; i < end; i += n) {
         const uint64_t index = t.job.first;
         n = KOPT_TILE_ - (unsigned)((buffered ? i : index) % KOPT_TILE_);
@@ -6924,8 +6923,8 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     kopt_job_ job;
     kopt_step s;
     if (a->n == 0) return;
-    memset(&s, 0, sizeof s);
-    memset(&job, 0, sizeof job);
+    KOPT_MEMSET_(&s, 0, sizeof s);
+    KOPT_MEMSET_(&job, 0, sizeof job);
     s.rule = KOPT_SGD;
     s.weight_format = s.moment_format = a->format;
     s.rounding = a->rounding;
@@ -6935,7 +6934,7 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     job.step = &s;
     job.weight = (kopt_byte_ *)a->sum;
     job.residual = (kopt_byte_ *)a->residual;
-    memcpy(&job.grad, &x, sizeof x);
+    KOPT_MEMCPY_(&job.grad, &x, sizeof x);
     job.grad_format = format;
     job.moment_format = a->format;
     job.end = a->n;
@@ -7000,7 +6999,7 @@ static void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight, 
     kopt_environment_ environment;
     kopt_kind_ kind;
     size_t i;
-    memset(&kind, 0, sizeof kind);
+    KOPT_MEMSET_(&kind, 0, sizeof kind);
     kind.weight = l->weight_format;
     kind.rounding = l->rounding;
     kopt_enter_(&environment);
@@ -7064,8 +7063,8 @@ static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_s
 static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow) {
     kopt_byte_ *state = (kopt_byte_ *)t->state;
     if (slow && l->rule == KOPT_RANGER) {
-        memcpy(state + l->slow, t->weight, t->n * l->weight_bytes);
-        memcpy(state + l->slow_residual, state + l->residual, t->n * l->residual_bytes);
+        KOPT_MEMCPY_(state + l->slow, t->weight, t->n * l->weight_bytes);
+        KOPT_MEMCPY_(state + l->slow_residual, state + l->residual, t->n * l->residual_bytes);
     }
     if (t->copy != NULL && kopt_convert(t->copy, t->copy_format, t->weight, l->weight_format, t->n) != KOPT_OK)
         return; /* cannot be: the caller has checked the copy */
@@ -7093,7 +7092,7 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
     if (kopt_overlaps_tensor_(weights, t->n * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
     if (l.total != 0) {
         kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
-        memset((kopt_byte_ *)t->state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
+        KOPT_MEMSET_((kopt_byte_ *)t->state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
     }
     if (weights != NULL) kopt_write_slot_(&l, t, KOPT_WEIGHT, weights);
     kopt_refresh_(&l, t, 1);
@@ -7166,7 +7165,7 @@ typedef struct kopt_crc_ {
 static void kopt_crc_begin_(kopt_crc_ *crc) {
 #ifdef KOPT_VECTORS16_
     int k, x;
-    memcpy(crc->table[0], kopt_crc_table_, sizeof kopt_crc_table_);
+    KOPT_MEMCPY_(crc->table[0], kopt_crc_table_, sizeof kopt_crc_table_);
     for (k = 1; k < 16; k++)
         for (x = 0; x < 16; x++)
             crc->table[k][x] = (crc->table[k - 1][x] >> 4) ^ kopt_crc_table_[crc->table[k - 1][x] & 15u];
@@ -7403,7 +7402,7 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_step *s, const kopt_tens
     if (begin == end) return;
     if (s->stable && kopt_as_u32_(t->stable_scale) != 0) stable = t->stable_scale;
     if (kopt_must_measure_(s, t)) {
-        memset(&norm, 0, sizeof norm);
+        KOPT_MEMSET_(&norm, 0, sizeof norm);
         kopt_measure_(l, s, t, begin, end, &norm);
         stable = kopt_stable_scale(&norm, t->n);
     }
@@ -7594,13 +7593,13 @@ static void kopt_walk_array_(kopt_stream_ *s, const kopt_array_ *a) {
         kopt_byte_ *p = direct ? at : s->buffer;
         piece = left < largest ? left : largest;
         if (s->walk == KOPT_SAVING_ && !direct) {
-            memcpy(p, at, piece);
+            KOPT_MEMCPY_(p, at, piece);
             kopt_swap_(p, piece / a->bytes, a->bytes);
         }
         kopt_walk_bytes_(s, p, piece);
         if (s->walk == KOPT_LOADING_) kopt_swap_(p, piece / a->bytes, a->bytes);
     }
-    memset(zero, 0, 4);
+    KOPT_MEMSET_(zero, 0, 4);
     kopt_walk_bytes_(s, zero, kopt_round_up4_(a->n * a->bytes) - a->n * a->bytes);
     if (s->wrong == KOPT_OK && kopt_load_le32_(zero) != 0) s->wrong = KOPT_ERROR_STATE;
 }
@@ -7683,7 +7682,7 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
         for (a = array + 1; walk == KOPT_LOADING_ && a < end; a++) { /* the padding of the arrays in the state block */
             const size_t size = a->n * a->bytes;
-            memset(a->at + size, 0, kopt_round_up16_(size) - size);
+            KOPT_MEMSET_(a->at + size, 0, kopt_round_up16_(size) - size);
         }
     }
     found[0] = 0;
@@ -7714,7 +7713,7 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
     size_t i;
     if (result != KOPT_OK) return result;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
-    memset(&list, 0, sizeof list);
+    KOPT_MEMSET_(&list, 0, sizeof list);
     *bytes = KOPT_SAVE_HEADER_ + 4;
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
@@ -7759,7 +7758,7 @@ typedef struct kopt_memory_file_ {
 
 static int kopt_write_memory_(void *user, const void *data, size_t size) {
     kopt_memory_file_ *file = (kopt_memory_file_ *)user;
-    memcpy(file->to, data, size);
+    KOPT_MEMCPY_(file->to, data, size);
     file->to += size;
     return 0;
 }
@@ -7767,7 +7766,7 @@ static int kopt_write_memory_(void *user, const void *data, size_t size) {
 static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
     const kopt_memory_file_ *file = (const kopt_memory_file_ *)user;
     if (offset > file->size || size > file->size - (size_t)offset) return 1;
-    memcpy(data, file->from + (size_t)offset, size);
+    KOPT_MEMCPY_(data, file->from + (size_t)offset, size);
     return 0;
 }
 
@@ -7826,7 +7825,7 @@ KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *ten
     if (s.result != KOPT_OK) return s.result;
     checksum = s.checksum;
     for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
-        if (kopt_layout_for_(opt, tensors[i].n).total != 0) memset(tensors[i].state, 0, 4);
+        if (kopt_layout_for_(opt, tensors[i].n).total != 0) KOPT_MEMSET_(tensors[i].state, 0, 4);
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result == KOPT_ERROR_FILE) return s.result;
     if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
@@ -8110,7 +8109,7 @@ KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer 
     result = kopt_check_steps_(scaler, opts, count);
     for (i = 0; i < count && result == KOPT_OK; i++) {
         if (skip) {
-            memset(&steps[i], 0, sizeof steps[i]);
+            KOPT_MEMSET_(&steps[i], 0, sizeof steps[i]);
         } else {
             result = kopt_scaled_step_(scaler, opts[i], norm, max_norm, &steps[i]);
             opts[i]->step = steps[i].step;
@@ -8132,7 +8131,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
     if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, &opt, 1);
     if (result == KOPT_OK) result = kopt_check_list_(step, tensors, count);
     if (result != KOPT_OK) return result;
-    memset(&norm, 0, sizeof norm);
+    KOPT_MEMSET_(&norm, 0, sizeof norm);
     if (evaluates) closure->evaluate(closure->user, scaler->scale);
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != NULL && closure->reduce != NULL) closure->reduce(closure->user, &norm);
@@ -8155,7 +8154,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
 
 KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
     kopt_accumulator a;
-    memset(&a, 0, sizeof a);
+    KOPT_MEMSET_(&a, 0, sizeof a);
     a.sum = sum;
     a.residual = residual;
     a.format = format;
@@ -8196,8 +8195,8 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
     a->step++;
     if (a->count++ == 0 && a->n != 0) { /* the first addition does not read the old sum */
         const size_t residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
-        memset(a->sum, 0, a->n * kopt_bytes_of_(a->format));
-        if (residual != 0) memset(a->residual, 0, residual);
+        KOPT_MEMSET_(a->sum, 0, a->n * kopt_bytes_of_(a->format));
+        if (residual != 0) KOPT_MEMSET_(a->residual, 0, residual);
     }
     kopt_add_to_sum_(a, grad, grad_format, scale, KOPT_RANDOM_ACCUMULATE_);
     return KOPT_OK;
@@ -8210,7 +8209,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     if (out == NULL) return KOPT_ERROR_NULL;
     kopt_make_layout_(&l, KOPT_SGD, a->format, a->format, a->rounding, 0, a->n);
     if (a->count == 0)
-        memset(out, 0, 4 * a->n);
+        KOPT_MEMSET_(out, 0, 4 * a->n);
     else
         kopt_read_weights_(&l, (const kopt_byte_ *)a->sum, (const kopt_byte_ *)a->residual, out);
     return KOPT_OK;
@@ -8220,7 +8219,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
 
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n) {
     kopt_compressor c;
-    memset(&c, 0, sizeof c);
+    KOPT_MEMSET_(&c, 0, sizeof c);
     c.code = code;
     c.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_NEAREST;
     c.residual = residual;
@@ -8545,7 +8544,7 @@ static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, kopt_function f, kopt_form
         !kopt_same_or_disjoint_(out2, x, bytes) ||
         (kind == KOPT_VMATH_SINCOSPI_ && kopt_overlap_(out, bytes, out2, bytes)))
         return KOPT_ERROR_OVERLAP;
-    memset(&j, 0, sizeof j);
+    KOPT_MEMSET_(&j, 0, sizeof j);
     j.kind = kind;
     j.f = f;
     j.format = format;
@@ -8614,7 +8613,7 @@ static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format form
     if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_between_(width, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (n == 0) return KOPT_OK;
     if (out == NULL) return KOPT_ERROR_NULL;
-    memset(&j, 0, sizeof j);
+    KOPT_MEMSET_(&j, 0, sizeof j);
     j.kind = kind;
     j.format = format;
     j.n = n;

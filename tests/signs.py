@@ -18,7 +18,6 @@ MAKER = "K_"  # the macro of the kernels that makes kopt_<name>_<isa>_ of a name
 ISAS = ("scalar", "sse2", "avx2", "avx512", "neon", "simd128", "cuda")
 PROPER = ("SSE2", "AVX2", "AVX-512", "NEON", "SLEEF", "CUDA")  # capitals that are no banner's, but a name's
 STRETCH = 400  # lines without a banner
-LIBC = ("memcpy", "memset")  # declared where there is no string.h
 COLUMNS = 120
 FORMATTER = "19."  # the version of clang-format; others differ in what they make of the same settings
 HEADER, CUDA = "kahan_opt.h", "kahan_opt_cuda.cuh"
@@ -307,7 +306,7 @@ def check_names(tree):
             wrong.append("line %d: the macro %s neither begins with KOPT_ nor ends with _" % (line, name))
     for item in items:
         for name in declared_at_file_scope(item.text) if item.kind == "code" else []:
-            if private_of_us(name) or name in defined and not re.match(r"(?:kopt|KOPT)_", name) or name in LIBC:
+            if private_of_us(name) or name in defined and not re.match(r"(?:kopt|KOPT)_", name):
                 continue
             if re.match(r"kopt_|KOPT_", name):
                 if item.line > end or not api.private(name):
