@@ -30,9 +30,12 @@ static void describe(const kopt_optimizer *o) {
            o->amsgrad ? " with AMSGrad" : "", o->nesterov ? " with Nesterov momentum" : "", (unsigned long)o->step,
            (unsigned long long)o->seed);
     printf("  settings   lr %g, weight decay %g (%s)", o->lr, o->weight_decay, decays[o->decay_mode]);
-    if (o->rule == KOPT_SGD) printf(", momentum %g, dampening %g\n", o->momentum, o->dampening);
-    else if (o->rule == KOPT_ADAN) printf(", beta %g %g %g, eps %g\n", o->beta1, o->beta2, o->beta3, o->eps);
-    else printf(", beta %g %g, eps %g\n", o->beta1, o->beta2, o->eps);
+    if (o->rule == KOPT_SGD)
+        printf(", momentum %g, dampening %g\n", o->momentum, o->dampening);
+    else if (o->rule == KOPT_ADAN)
+        printf(", beta %g %g %g, eps %g\n", o->beta1, o->beta2, o->beta3, o->eps);
+    else
+        printf(", beta %g %g, eps %g\n", o->beta1, o->beta2, o->eps);
     printf("  weights    %s", formats[o->weight_format]);
     if (o->weight_format != KOPT_F32) printf(", rounding %s", roundings[o->rounding]);
     if (o->rounding == KOPT_KAHAN || o->rounding == KOPT_COMPACT)
@@ -78,9 +81,12 @@ static void locate(bytes p, uint64_t size, const uint64_t *start, size_t count) 
     }
     while (tensor < count && start[tensor] <= byte) ++tensor;
     printf("  one flipped bit would explain it: bit %d of byte %llu, in ", (int)(at % 8), (unsigned long long)byte);
-    if (byte >= n) puts("the checksum itself");
-    else if (tensor == 0) puts("the header");
-    else printf("tensor %lu\n", (unsigned long)tensor);
+    if (byte >= n)
+        puts("the checksum itself");
+    else if (tensor == 0)
+        puts("the header");
+    else
+        printf("tensor %lu\n", (unsigned long)tensor);
 }
 
 static void *room(size_t size) {
