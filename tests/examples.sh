@@ -34,6 +34,11 @@ else
     skip openmp "the compiler has no OpenMP"
 fi
 
+sh build.sh examples clients >$out/log 2>&1 && [ "$(grep -c '^step .00: ' $out/log)" = 4 ] &&
+    grep -q '^the bits are the same' $out/log
+report $? "clients: 1 and 3 threads, and a client that loads what the other saved: the same bits"
+sed 's/^/# /' $out/log
+
 rm -f $out/run*
 CC="${CC:-cc} -DKAHAN_OPT_NO_SIMD" sh build.sh examples checkpoint.c $out/run 8 4 >$out/log 2>&1 &&
     grep -q '^batch 8, ' $out/log
