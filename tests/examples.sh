@@ -39,6 +39,19 @@ sh build.sh examples clients >$out/log 2>&1 && [ "$(grep -c '^step .00: ' $out/l
 report $? "clients: 1 and 3 threads, and a client that loads what the other saved: the same bits"
 sed 's/^/# /' $out/log
 
+sh build.sh examples languages >$out/log 2>&1
+report $? "languages: those whose compilers are here find the sizes and offsets of the header, and print the same bits"
+sed 's/^/# /' $out/log
+if command -v luajit >/dev/null; then
+    sed 's/bytes\[200\]/bytes[208]/' docs/examples/languages/train.lua >$out/wrong.lua
+    ! luajit $out/wrong.lua build/examples/languages/libkahan_opt.so >$out/log 2>&1 &&
+        grep -q 'kopt_optimizer has another size' $out/log
+    report $? "languages: a binding with a wrong size refuses to go on"
+fi
+python3 docs/examples/python/bindings.py --sizes kahan_opt.h >$out/log 2>&1 &&
+    grep -q '^ *[0-9]*  *sizeof kopt_tensor$' $out/log && grep -q '^ *0 + 4  *kopt_optimizer.rule: kopt_rule$' $out/log
+report $? "bindings.py --sizes prints sizes and offsets"
+
 rm -f $out/run*
 CC="${CC:-cc} -DKAHAN_OPT_NO_SIMD" sh build.sh examples checkpoint.c $out/run 8 4 >$out/log 2>&1 &&
     grep -q '^batch 8, ' $out/log
