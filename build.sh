@@ -67,7 +67,7 @@ demo() {
 # several files is a folder with a run.sh.
 list_examples() {
     echo "./build.sh examples NAME builds an example and runs it:"
-    for source in docs/examples/*.c docs/examples/*.py docs/examples/*/run.sh; do
+    for source in docs/examples/*.c docs/examples/*.cpp docs/examples/*.py docs/examples/*/run.sh; do
         name=${source%/run.sh}
         [ ! -e "$source" ] || awk -v name="$(basename "${name%.*}")" '!/^#!/ {
             sub(/^(# )? */, "")
@@ -84,12 +84,13 @@ list_examples() {
 
 examples() {
     [ $# -gt 0 ] || { list_examples; return; }
-    name=$(basename "$1") compiler=$CC flags=-O2 libraries='' runner=''
+    name=$(basename "$1") suffix=c compiler=$CC flags=-O2 libraries='' runner=''
     name=${name%.*}
     shift
     case $name in # what is not built and run as most are
     checkpoint) flags='-O2 -ffp-contract=off'; [ $# -gt 0 ] || set -- build/examples/run.checkpoint ;;
     compress | demo) flags=-O3 libraries=-lm ;;
+    clients) suffix=cpp compiler=${CXX:-c++} flags='-std=c++11 -O2 -pthread' ;;
     lockstep) flags='-O2 -ffp-contract=off -pthread' ;;
     openmp) flags='-O2 -fopenmp' ;;
     threads) flags='-O2 -pthread' ;;
@@ -108,9 +109,9 @@ examples() {
         exec env "PYTHONPATH=build/python${PYTHONPATH:+:$PYTHONPATH}" $python "docs/examples/$name.py" "$@"
     fi
     [ ! -f "docs/examples/$name/run.sh" ] || exec env CC="$CC" sh "docs/examples/$name/run.sh" "$@"
-    [ -f "docs/examples/$name.c" ] || wrong "there is no example \`$name\`"
+    [ -f "docs/examples/$name.$suffix" ] || wrong "there is no example \`$name\`"
     mkdir -p build/examples
-    $compiler $flags -o "build/examples/$name" "docs/examples/$name.c" $libraries
+    $compiler $flags -o "build/examples/$name" "docs/examples/$name.$suffix" $libraries
     exec $runner "build/examples/$name" "$@"
 }
 

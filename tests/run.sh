@@ -306,6 +306,7 @@ run_tests() {
         part sanitize_valgrind sh tests/robust/sanitize.sh valgrind
     for tool in cppcheck clang-tidy; do have $tool || lacks "static analysis by $tool" $tool; done
     part sanitize_static sh tests/robust/sanitize.sh static
+    have luajit || lacks "the library called from LuaJIT" luajit
     part examples sh tests/examples/examples.sh
     for tool in arm-none-eabi-gcc qemu-system-arm riscv64-linux-gnu-gcc qemu-system-riscv32 avr-gcc simavr; do
         have $tool || lacks "the firmware that needs $tool" $tool

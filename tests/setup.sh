@@ -85,7 +85,7 @@ setup() {
         qemu-system-misc \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         wasi-libc libclang-rt-14-dev-wasm32 libclang-rt-19-dev-wasm32 \
-        libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr \
+        libclang-rt-14-dev qemu-user qemu-system-arm gcc-arm-none-eabi gcc-avr avr-libc simavr luajit \
         gcc-mingw-w64-x86-64-win32 wine64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross gcc-s390x-linux-gnu \
         libc6-dev-s390x-cross gcc-riscv64-linux-gnu libc6-dev-riscv64-cross gcc-arm-linux-gnueabihf \
         libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \

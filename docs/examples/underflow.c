@@ -79,5 +79,9 @@ int main(void) {
     printf("loss scale         zero gradients   skipped  scale after  loss before  loss after\n");
     without = train(1, 1000);
     with = train(65536, 1000);
-    return !(without > 0.99 && with >= 0 && with < 1e-3); /* 0: it went as told above */
+    if (!(without > 0.99 && with >= 0 && with < 1e-3)) return 1;
+    printf("Without a loss scale every gradient became 0 and nothing was learned; with one the loss fell to %.0e of "
+           "what it was.\n",
+           with);
+    return 0;
 }

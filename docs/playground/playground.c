@@ -44,6 +44,8 @@ void EXPORT(set)(double lr, double weight_decay, double beta2);
 double EXPORT(train)(int arm, int steps);
 uint64_t EXPORT(hash)(int arm);
 const char *EXPORT(isa)(void);
+const float *EXPORT(points)(int step);
+const unsigned char *EXPORT(map)(int arm);
 
 enum {
     INPUTS = 2,
@@ -52,6 +54,7 @@ enum {
     LAYERS = 3,
     PARAMETERS = (INPUTS + 1) * HIDDEN + (HIDDEN + 1) * HIDDEN + (HIDDEN + 1) * CLASSES, /* with biases */
     BATCH = 16,
+    SIDE = 48, /* of a map */
     SEED = 1
 };
 static const int width[LAYERS + 1] = {INPUTS, HIDDEN, HIDDEN, CLASSES};
@@ -236,6 +239,30 @@ uint64_t hash(int a) {
 /* The instruction set whose code the header runs, a string that ends with 0. */
 const char *isa(void) { return kopt_isa_name(kopt_isa_current()); }
 
+/* The BATCH points of a step, x and y of each, for the page to draw. NULL if the header refuses. */
+const float *points(int step) { return draw_points((uint64_t)step) == KOPT_OK ? activation[0] : NULL; }
+
+/* What an arm says of SIDE by SIDE points from (-1.1, 1.1) to (1.1, -1.1), row by row: 0 for the spiral of the even
+   points, 255 for the other. NULL if the arm does not exist or the header refuses. */
+const unsigned char *map(int a) {
+    static unsigned char pixel[SIDE * SIDE];
+    float *x = activation[0], odds[BATCH];
+    if (a < 0 || a >= ARMS ||
+        kopt_convert(weight, KOPT_F32, arms[a].weight, arms[a].opt.weight_format, PARAMETERS) != KOPT_OK)
+        return NULL;
+    for (int p = 0; p < SIDE * SIDE; p += BATCH) { /* a row is three batches */
+        for (int i = 0; i < BATCH; i++) {
+            x[INPUTS * i] = 2.2f / (SIDE - 1) * (float)((p + i) % SIDE) - 1.1f;
+            x[INPUTS * i + 1] = 1.1f - 2.2f / (SIDE - 1) * (float)(p / SIDE);
+        }
+        if (forward() != KOPT_OK) return NULL;
+        for (int i = 0; i < BATCH; i++) odds[i] = activation[LAYERS][CLASSES * i] - activation[LAYERS][CLASSES * i + 1];
+        if (kopt_vmath_exp(odds, odds, BATCH) != KOPT_OK) return NULL;
+        for (int i = 0; i < BATCH; i++) pixel[p + i] = (unsigned char)(255 / (1 + odds[i]));
+    }
+    return pixel;
+}
+
 /* ---- Outside of a browser ---------------------------------------------------------------------------------------- */
 
 #ifndef __wasm__
@@ -252,8 +279,8 @@ int main(int argc, char **argv) {
     if (steps <= POINT * MEAN || steps % POINT != 0 || reset() != KOPT_OK) return 1;
     set(lr, weight_decay, beta2);
     printf("{\"steps\": %d, \"point\": %d, \"mean\": %d, \"lr\": %g, \"weight_decay\": %g, \"beta2\": %g,\n"
-           " \"parameters\": %d, \"isa\": \"%s\", \"arms\": [",
-           steps, POINT, MEAN, lr, weight_decay, beta2, PARAMETERS, isa());
+           " \"parameters\": %d, \"batch\": %d, \"side\": %d, \"isa\": \"%s\", \"arms\": [",
+           steps, POINT, MEAN, lr, weight_decay, beta2, PARAMETERS, BATCH, SIDE, isa());
     for (int a = 0; a < ARMS; a++) {
         const double first = train(a, steps - POINT * MEAN), last = train(a, POINT * MEAN);
         if (first < 0 || last < 0) return 1;

@@ -1,8 +1,9 @@
-/* playground.js - the page: settings, buttons, curves and the table. The training itself is in worker.js. */
+/* playground.js - the page: settings, buttons, curves and maps. The training itself is in worker.js. */
 
 const ARMS = ["fp32", "nearest", "stochastic", "kahan"]; // in the order of playground.c
 const [LOW, HIGH, TICKS] = [0.03, 1, [0.03, 0.1, 0.3, 1]]; // losses on the chart
 const LEFT = 44, RIGHT = 16, TOP = 10, BOTTOM = 40; // the margins of the chart, in pixels
+const SPIRALS = [[247, 220, 111], [91, 60, 136]];    // their colours in the maps; one is light, the other dark
 
 /* A module with one SIMD instruction (i8x16.splat), which a browser without simd128 refuses. */
 const SIMD_MODULE = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65,
@@ -22,6 +23,7 @@ const modules = {}; // "scalar" and "simd128": the compiled WebAssembly
 let native;         // native.json: the default settings, and what the native program computes with them
 let worker, running, step, byDefault; // of this run. byDefault: did all its steps have the default settings?
 let losses; // per arm: the points of its curve
+let maps, points; // per arm: what it says of each point of a grid; and points of the task: x, y, x, y ...
 
 /* ---- Settings ---------------------------------------------------------------------------------------------------- */
 
@@ -44,7 +46,7 @@ function place(name, wanted) {
     show(name);
 }
 
-/* ---- Curves and table -------------------------------------------------------------------------------------------- */
+/* ---- Curves and maps --------------------------------------------------------------------------------------------- */
 
 /* The mean of the last native.mean points, up to point i. */
 function smooth(points, i) {
@@ -85,9 +87,34 @@ function drawCurves() {
         const places = losses[a].map((_, i) => [(i + 1) * native.point, smooth(losses[a], i)]);
         const path = places.filter(([, loss]) => loss > 0).map(([at, loss]) => `${x(at)} ${y(loss)}`);
         $(`${arm}-curve`).setAttribute("d", path.length ? `M${path.join("L")}` : "");
-        const row = $(arm), last = places.at(-1);
-        row.querySelector(".loss").textContent = last ? last[1].toFixed(4) : "–";
+        const last = places.at(-1);
+        $(`${arm}-loss`).textContent = last ? last[1].toFixed(4) : "–";
+        if (maps) drawMap($(`${arm}-map`), maps[a]);
     });
+}
+
+function drawMap(canvas, map) {
+    const small = new ImageData(native.side, native.side), size = Math.round(canvas.clientWidth * devicePixelRatio);
+    if (canvas.shown === map && canvas.width === size) return;
+    canvas.shown = map;
+    map.forEach((odd, i) => {
+        const colour = SPIRALS[0].map((even, c) => even + (SPIRALS[1][c] - even) * odd / 255);
+        small.data.set([...colour, 255], 4 * i);
+    });
+    const pen = canvas.getContext("2d"), copy = new OffscreenCanvas(native.side, native.side);
+    copy.getContext("2d").putImageData(small, 0, 0);
+    canvas.width = canvas.height = size;
+    pen.drawImage(copy, 0, 0, size, size);
+    for (let i = 0; i < points.length; i += 2) {
+        const [inside, outside] = i / 2 % 2 ? [SPIRALS[1], SPIRALS[0]] : SPIRALS;
+        pen.beginPath();
+        pen.arc((points[i] / 2.2 + 0.5) * size, (0.5 - points[i + 1] / 2.2) * size, size / 50, 0, 7);
+        pen.fillStyle = `rgb(${inside})`;
+        pen.strokeStyle = `rgb(${outside})`;
+        pen.lineWidth = size / 250;
+        pen.fill();
+        pen.stroke();
+    }
 }
 
 let frame = 0;
@@ -133,7 +160,12 @@ function run(on) {
 }
 
 function receive(data) {
-    if (data.isa) $("isa").textContent = data.isa;
+    if (data.isa) {
+        $("isa").textContent = data.isa;
+        points = data.points;
+    }
+    if (data.maps) maps = data.maps;
+    if (data.isa) drawCurves();
     if (data.paused && !running && document.body.dataset.state === "running") {
         drawCurves();
         say("paused", `Paused at step ${step.toLocaleString("en")}`);
@@ -183,7 +215,7 @@ async function begin() {
     $("mean").textContent = (native.mean * native.point).toLocaleString("en");
     ARMS.forEach((arm, a) => { $(arm).querySelector(".native").textContent = native.arms[a].hash; });
 
-    // ?lr=1e-2&weight_decay=0.1&beta2=0.99&code=scalar sets other values than the default ones
+    // ?lr=1e-2&weight_decay=0.1&beta2=0.99&code=scalar sets other values than the default ones; ?wait waits for Start
     const query = new URLSearchParams(location.search);
     for (const name in SETTINGS) place(name, Number.parseFloat(query.get(name)));
     $("simd128").disabled = !simd;
@@ -191,6 +223,7 @@ async function begin() {
     if (!simd) $("simd128-speed").textContent = "this browser does not have it";
 
     restart();
+    if (!query.has("wait") && !reducedMotion.matches) run(true);
     new ResizeObserver(drawAxes).observe($("chart"));
 
     for (const name in SETTINGS)

@@ -127,8 +127,9 @@ def wait(*states):
 
 
 def visit(variant, query="", state="ready"):
-    driver.get(BASE + variant + "/" + query)
+    driver.get(BASE + variant + "/?wait&" + query)
     wait(state)
+    script("document.querySelector('details').open = true")
 
 
 def frames(count):
@@ -169,8 +170,18 @@ def run():
 
 def rows():
     """Per arm: loss, verdict, hash, native hash."""
-    return script("""return arguments[0].map(arm => [".loss", "b", ".here", ".native"].map(
-        part => document.getElementById(arm).querySelector(part).textContent))""", ARMS)
+    return script("""return arguments[0].map(arm => ["-loss", " b", " .here", " .native"].map(
+        part => document.querySelector("#" + arm + part).textContent))""", ARMS)
+
+
+def maps():
+    """Per arm: how much of the middle of its map has another colour than that of fp32."""
+    return script("""const dark = arguments[0].map(arm => {
+            const canvas = document.getElementById(arm + "-map"), at = canvas.width / 4;
+            const {data} = canvas.getContext("2d").getImageData(at, at, 2 * at, 2 * at);
+            return data.filter((_, i) => i % 4 === 0).map(red => red < 169);
+        });
+        return dark.map(map => map.filter((pixel, i) => pixel !== dark[0][i]).length / map.length);""", ARMS)
 
 
 def setting(name):
@@ -228,7 +239,7 @@ def check_exports():
             const module = await WebAssembly.compile(bytes), of = part => WebAssembly.Module[part](module);
             arguments[1]([of("exports").map(e => e.name).sort().join(" "), of("imports").length]); });""",
                                           name + ".wasm")
-        equal(got, ["hash isa memory reset set train", 0])
+        equal(got, ["hash isa map memory points reset set train", 0])
 
 
 def check_load():
@@ -240,8 +251,29 @@ def check_load():
     assert script("return document.getElementById('simd128').checked"), "simd128 is not chosen"
 
 
+def check_opening():
+    driver.get(BASE + "short/")
+    wait("done")
+    equal([row[1] for row in rows()], ["equal"] * 4)
+    assert not script("return document.querySelector('details').open"), "the hashes are shown at once"
+    emulate(motion="reduce")
+    driver.get(BASE + "short/")
+    wait("ready")
+    emulate(width=390, height=844)
+    start, chart, end = (script("const r = document.getElementById(arguments[0]).getBoundingClientRect();"
+                                "return [r.top, r.bottom]", name) for name in ("start", "chart", "status"))
+    assert start[1] < chart[0] < start[1] + 40 and chart[1] < 844, "Start %s, chart %s" % (start, chart)
+    emulate()
+
+
+def check_maps():
+    differ = dict(zip(ARMS, maps()))
+    print("# other than in fp32: " + ", ".join("%s %.3f" % item for item in differ.items()))
+    assert max(differ["kahan"], differ["stochastic"]) < 0.05 < 0.1 < differ["nearest"], differ
+
+
 def check_default_run(code):
-    visit("full", "?code=" + code)
+    visit("full", "code=" + code)
     if code == "scalar":  # this run counts how often the curves are drawn with reduced motion
         emulate(motion="reduce")
         script("""window.draws = 0; new MutationObserver(() => { window.draws++; })
@@ -350,8 +382,9 @@ def check_names():
         .map(element => element.id)""")
     equal(nameless, [])
     equal(script("return document.getElementById('status').role"), "status")
-    equal(script("return document.querySelectorAll('th[scope]').length"), 7)
+    equal(script("return document.querySelectorAll('th[scope]').length"), 6)
     assert len(script("return document.getElementById('chart').ariaLabel")) > 20, "the chart has no label"
+    equal(script("return [...document.querySelectorAll('canvas')].filter(c => c.ariaLabel).length"), 4)
 
 
 def check_tab():
@@ -364,8 +397,8 @@ def check_tab():
             ring = script("const s = getComputedStyle(document.activeElement);"
                           "return s.outlineStyle === 'solid' && parseFloat(s.outlineWidth) >= 2")
             assert ring, "the focus on %s cannot be seen" % order[-1]
-    equal(order[:7], ["start", "reset", "defaults", "lr", "weight_decay", "beta2", "simd128"])
-    equal([name for name in order[7:] if name], [])
+    equal(order[:8], ["start", "reset", "defaults", "lr", "weight_decay", "beta2", "more", "simd128"])
+    equal([name for name in order[8:] if name], [])
 
 
 def check_sliders():
@@ -472,13 +505,13 @@ def check_reload():
 
 
 def check_clamp():
-    for query, wanted in (("?lr=99&weight_decay=-3&beta2=2", ["1.0e-1", "0.00", "0.99990"]),
-                          ("?lr=0&weight_decay=Infinity&beta2=-1e99", ["1.0e-5", "1.00", "0.90000"]),
-                          ("?lr=NaN&weight_decay=&beta2=%22%3Cb%3E", ["1.0e-3", "0.01", "0.99900"]),
-                          ("?lr=3e-4&weight_decay=0.1&beta2=0.99&code=none", ["3.2e-4", "0.10", "0.99000"])):
+    for query, wanted in (("lr=99&weight_decay=-3&beta2=2", ["1.0e-1", "0.00", "0.99990"]),
+                          ("lr=0&weight_decay=Infinity&beta2=-1e99", ["1.0e-5", "1.00", "0.90000"]),
+                          ("lr=NaN&weight_decay=&beta2=%22%3Cb%3E", ["1.0e-3", "0.01", "0.99900"]),
+                          ("lr=3e-4&weight_decay=0.1&beta2=0.99&code=none", ["3.2e-4", "0.10", "0.99000"])):
         visit("short", query)
         equal([setting(name) for name in ("lr", "weight_decay", "beta2")], wanted)
-    visit("short", "?lr=1e99")
+    visit("short", "lr=1e99")
     run()
     equal([row[1] for row in rows()], ["other settings"] * 4)
 
@@ -544,11 +577,13 @@ def check_file():
 CHECKS = (
     ("build/web has these files and no others; docs/places.md has limits for the WebAssembly", check_files),
     ("... and the losses and hashes of the native program", check_table),
-    ("the WebAssembly exports five functions and its memory, and imports nothing", check_exports),
-    ("the page loads with the default settings, the native hashes, and simd128", check_load),
+    ("the WebAssembly exports seven functions and its memory, and imports nothing", check_exports),
+    ("the page opens training, not with reduced motion; the chart is directly under Start on a phone", check_opening),
+    ("... with the default settings, the native hashes, and simd128", check_load),
     ("the default run, simd128: loss and bits of each arm are the native ones",
      functools.partial(check_default_run, "simd128")),
     ("... Kahan and stochastic end within %g of fp32, nearest %g above it" % (CLOSE, APART), check_losses),
+    ("... so do their maps", check_maps),
     ("... every curve is there, light and dark, in 1000 and 320 pixels", check_pixels),
     ("... texts have a contrast of 4.5, curves of 3; each curve has dashes of its own", check_contrast),
     ("... every control has a name, the status is announced, the table has headers", check_names),
@@ -556,7 +591,7 @@ CHECKS = (
      functools.partial(check_default_run, "scalar")),
     ("... with reduced motion the curves are drawn some ten times", check_motion),
     ("the tab key visits each control once, and the focus is visible", check_tab),
-    ("sliders move with arrow keys, Home and End; Default settings moves them back", check_sliders),
+    ("sliders move with arrow keys, Home and End; Defaults moves them back", check_sliders),
     ("Start, Pause, Continue and Reset work with Space and Enter", check_buttons),
     ("the arrow keys switch to scalar code, which begins again; the bits are the same", check_code_switch),
     ("other settings give other bits, and are not compared with the native ones", check_other_settings),
@@ -577,7 +612,7 @@ CHECKS = (
 def picture():
     """docs/playground.png: after both default runs, in 256 colours."""
     emulate(width=1000, height=1000)
-    visit("full", "?code=scalar")
+    visit("full", "code=scalar")
     run()
     tab_to("scalar")
     press(Keys.ARROW_DOWN)
