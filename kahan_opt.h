@@ -6495,13 +6495,10 @@ typedef struct kopt_kernels_ {
 } kopt_kernels_;
 
 /* tools: the ISA whose all_finite, measure and tool this ISA uses (TOOLS_ISA_ of its vocabulary). */
-#define KOPT_KERNELS_(isa, tools)                                                                       \
-    {                                                                                                   \
-        kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
-            kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)                                   \
-    }
-#define KOPT_NO_KERNELS_ \
-    { NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL) }
+#define KOPT_KERNELS_(isa, tools)                                                                    \
+    {kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
+     kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
+#define KOPT_NO_KERNELS_ {NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL)}
 static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
     KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_SSE2_
@@ -7243,10 +7240,10 @@ static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
     uint32_t value = crc->value;
 #ifdef KOPT_VECTORS16_
 #define KOPT_CRC_BYTE_(word, i, k) \
-    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k)-1][(word) >> (8 * (i) + 4) & 15u])
-#define KOPT_CRC_WORD_(word, k)                                                                     \
-    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k)-2) ^ KOPT_CRC_BYTE_(word, 2, (k)-4) ^ \
-     KOPT_CRC_BYTE_(word, 3, (k)-6))
+    (crc->table[k][(word) >> (8 * (i)) & 15u] ^ crc->table[(k) - 1][(word) >> (8 * (i) + 4) & 15u])
+#define KOPT_CRC_WORD_(word, k)                                                                         \
+    (KOPT_CRC_BYTE_(word, 0, k) ^ KOPT_CRC_BYTE_(word, 1, (k) - 2) ^ KOPT_CRC_BYTE_(word, 2, (k) - 4) ^ \
+     KOPT_CRC_BYTE_(word, 3, (k) - 6))
     for (; n >= 8; n -= 8, p += 8) {
         const uint32_t low = kopt_load_le32_(p) ^ value, high = kopt_load_le32_(p + 4);
         value = KOPT_CRC_WORD_(low, 15) ^ KOPT_CRC_WORD_(high, 7);

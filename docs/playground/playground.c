@@ -3,7 +3,7 @@
 
    `./build.sh web` builds the page around it and serves it. By hand, from the root of the repository:
 
-       clang --target=wasm32 -O2 -mbulk-memory -ffreestanding -nostdlib -fuse-ld=lld -Wl,--no-entry,--strip-all \
+       clang --target=wasm32 -O2 -mbulk-memory -nostdlib -fuse-ld=lld -Wl,--no-entry,--strip-all \
            -o playground.wasm docs/playground/playground.c
        cc -O2 -ffp-contract=off -o playground docs/playground/playground.c && ./playground
 
@@ -25,11 +25,6 @@
 
 #define KAHAN_OPT_VMATH /* kopt_vmath_exp, _log, _tanh and _sincospi; kopt_normal, kopt_uniform */
 #ifdef __wasm__
-#include <stddef.h>
-void *memcpy(void *to, const void *from, size_t size);
-void *memset(void *to, int value, size_t size);
-void *memcpy(void *to, const void *from, size_t size) { return __builtin_memcpy(to, from, size); }
-void *memset(void *to, int value, size_t size) { return __builtin_memset(to, value, size); }
 #define EXPORT(name) __attribute__((export_name(#name))) name
 #else
 #define EXPORT(name) name

@@ -15,7 +15,7 @@ build() { # build FLAG...: with these flags in addition
     cp docs/playground/*.html docs/playground/*.css docs/playground/*.js build/web
     for code in scalar simd128; do
         simd= && [ $code = scalar ] || simd=-msimd128
-        clang --target=wasm32 -std=c99 -O2 $simd "$@" -mbulk-memory -ffreestanding -nostdlib -fuse-ld=lld \
+        clang --target=wasm32 -std=c99 -O2 $simd "$@" -mbulk-memory -nostdlib -fuse-ld=lld \
             -Wl,--no-entry,--strip-all -o build/web/$code.wasm docs/playground/playground.c
     done
     $CC -std=c99 -O2 -ffp-contract=off "$@" -o build/playground docs/playground/playground.c

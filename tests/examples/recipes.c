@@ -1,6 +1,6 @@
 /* recipes.c - trains one small task with a loop of docs/places.md: LOOP is its file, PROJECT the project that it has
-   the shape of. tests/examples/recipes.sh compiles it. The task: a network of two layers learns from another network of that
-   shape, with larger weights, and noise. Losses are averages over the same samples, without the noise.
+   the shape of. recipes.sh compiles it. The task: a network of two layers learns from another network of that shape,
+   with larger weights, and noise. Losses are averages over the same samples, without the noise.
 
    usage: PROGRAM ARM STEPS [FILE]
    Prints "LOSS BYTES": the mean squared error, and the bytes that weights, gradients and what the loop allocates take

@@ -1,8 +1,8 @@
 # Checks the trainers of docs/places.md. Each has a diff, in docs/recipes or, of llm.c, in the page: with its `-` lines
-# it is the loop as it was, with its `+` lines the loop with this library. Both are compiled with tests/examples/recipes.c, which
-# has the data and the rest of the network, and trained. Prints TAP. `sh tests/examples/recipes.sh table` prints the tables of
-# the page instead, and `sh tests/examples/recipes.sh times` what the loops take on this machine.
-# A new trainer is a file of docs/recipes, a PROJECT of tests/examples/recipes.c and a line `trainer` below.
+# it is the loop as it was, with its `+` lines the loop with this library. Both are compiled with recipes.c, which has
+# the data and the rest of the network, and trained. Prints TAP. `sh tests/examples/recipes.sh table` prints the tables
+# of the page instead, and `sh tests/examples/recipes.sh times` what the loops take on this machine.
+# A new trainer is a file of docs/recipes, a PROJECT of recipes.c and a line `trainer` below.
 page=docs/places.md
 out=build/tests/recipes
 rm -rf $out

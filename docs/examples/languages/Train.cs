@@ -14,8 +14,8 @@ static unsafe class Train {
     struct Tensor { [FieldOffset(0)] public void *weight; }
 
     [DllImport(Library)] static extern Optimizer kopt_adamw(double lr);
-    [DllImport(Library)] static extern Tensor kopt_tensor_of(void *weight, void *grad, int format, UIntPtr n, void *state,
-                                                             UIntPtr state_size);
+    [DllImport(Library)] static extern Tensor kopt_tensor_of(void *weight, void *grad, int format, UIntPtr n,
+                                                             void *state, UIntPtr state_size);
     [DllImport(Library)] static extern UIntPtr kopt_state_size(ref Optimizer opt, UIntPtr n);
     [DllImport(Library)] static extern int kopt_state_init(ref Optimizer opt, ref Tensor t, float *weights);
     [DllImport(Library)] static extern int kopt_optimizer_step(ref Optimizer opt, ref Tensor tensors, UIntPtr count);

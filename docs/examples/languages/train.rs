@@ -11,7 +11,8 @@ struct Tensor([u8; 96]);
 
 extern "C" {
     fn kopt_adamw(lr: f64) -> Optimizer;
-    fn kopt_tensor_of(weight: *mut u16, grad: *mut u16, format: c_int, n: usize, state: *mut c_void, size: usize) -> Tensor;
+    fn kopt_tensor_of(weight: *mut u16, grad: *mut u16, format: c_int, n: usize, state: *mut c_void, size: usize)
+        -> Tensor;
     fn kopt_state_size(opt: *const Optimizer, n: usize) -> usize;
     fn kopt_state_init(opt: *const Optimizer, t: *const Tensor, weights: *const f32) -> c_int;
     fn kopt_optimizer_step(opt: *mut Optimizer, tensors: *const Tensor, count: usize) -> c_int;
@@ -36,7 +37,8 @@ fn main() {
         let decay = layout("kopt_optimizer.weight_decay: double");
         opt.0[decay..decay + 8].copy_from_slice(&0.1f64.to_ne_bytes());
         let mut state = vec![0u8; kopt_state_size(&opt, weight.len())];
-        let t = kopt_tensor_of(weight.as_mut_ptr(), grad.as_mut_ptr(), 1, weight.len(), state.as_mut_ptr().cast(), state.len());
+        let (n, size) = (weight.len(), state.len());
+        let t = kopt_tensor_of(weight.as_mut_ptr(), grad.as_mut_ptr(), 1, n, state.as_mut_ptr().cast(), size);
         check(kopt_state_init(&opt, &t, std::ptr::null()));
         for _ in 0..100 { check(kopt_optimizer_step(&mut opt, &t, 1)); }
     }
