@@ -14,6 +14,7 @@
 
    Exit status: 0 if those with error feedback, and the unbiased one of 8 bits, end within CLOSE_TO nats per byte of
    fp32, and the biased one at least APART above it; 1 if not. */
+int demo_main(int argc, char **argv);
 #define main demo_main
 #include "demo.c"
 #undef main

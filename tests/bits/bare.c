@@ -22,14 +22,19 @@ void *memset(void *to, int value, size_t size) {
 
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
 
-void __aeabi_memcpy8(void *to, const void *from, size_t size);
-void __aeabi_memcpy8(void *to, const void *from, size_t size) { memcpy(to, from, size); }
-void __aeabi_memcpy4(void *to, const void *from, size_t size);
-void __aeabi_memcpy4(void *to, const void *from, size_t size) { memcpy(to, from, size); }
-void __aeabi_memclr8(void *to, size_t size);
-void __aeabi_memclr8(void *to, size_t size) { memset(to, 0, size); }
-void __aeabi_memclr4(void *to, size_t size);
-void __aeabi_memclr4(void *to, size_t size) { memset(to, 0, size); }
+/* clang calls these, as it knows the alignment; -Oz also the first of each. */
+#define COPIES(name)                                    \
+    void name(void *to, const void *from, size_t size); \
+    void name(void *to, const void *from, size_t size) { memcpy(to, from, size); }
+#define CLEARS(name)                  \
+    void name(void *to, size_t size); \
+    void name(void *to, size_t size) { memset(to, 0, size); }
+COPIES(__aeabi_memcpy)
+COPIES(__aeabi_memcpy4)
+COPIES(__aeabi_memcpy8)
+CLEARS(__aeabi_memclr)
+CLEARS(__aeabi_memclr4)
+CLEARS(__aeabi_memclr8)
 
 /* Semihosting: the debugger, here qemu, does the input and output. */
 static void semihost(uint32_t operation, const void *argument) {

@@ -170,6 +170,7 @@ EOF
         arm-none-eabi-gcc $machine -nostdlib -T "$program.ld" -o "$program" "$program.o" -lgcc
         ;;
     wasm) "$@" -ffreestanding -nostdlib -Wl,--no-entry -fuse-ld=lld -o "$program" tests/bits/bare.c ;;
+    wine) "$@" -o "$program.exe" tests/bits/probe.c && mv "$program.exe" "$program" ;; # MinGW insists on .exe
     *) "$@" -o "$program" tests/bits/probe.c ;;
     esac
 }
@@ -257,6 +258,7 @@ build() { # build RUNNER ARCHITECTURE PATHS COMPILER FLAG...
             ;;
         esac
     done
+    [ -s "$program.rows" ] || echo "not ok - $architecture, $version, $flags: runs"
     rm -f "$program" "$program".o
 }
 
