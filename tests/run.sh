@@ -17,6 +17,11 @@ with() { # with PART TOOLS [TEST...]: can the part run, as TEST says, or without
 }
 all_there() { for tool; do have $tool || return 1; done; }
 
+runs_with() { # runs_with FLAG...: can CC build a program with these flags, and does it run?
+    echo 'int main(void) { return 0; }' >build/tests/empty.c
+    $CC "$@" -o build/tests/empty build/tests/empty.c && build/tests/empty
+}
+
 quote() ( # quote WORD...: quotes each word for the shell
     for word; do
         quoted=

@@ -2,6 +2,7 @@
    every format, on every instruction set of this machine. Argument "quick": 2^26 of the 2^32, and all neighbourhoods
    of special values. "hash" and "reference" print the hash of all 2^32, or with K N of every Nth chunk from K on. */
 #include <stddef.h>
+#include <stdlib.h>
 static size_t stream_from = 64;
 #define KOPT_NT_THRESHOLD_ stream_from /* bytes: results are written past the caches, and not, in turn */
 #define KAHAN_OPT_IMPLEMENTATION

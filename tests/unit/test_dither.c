@@ -173,9 +173,9 @@ static double moved(kopt_format f, kopt_rounding rounding, uint16_t from, int ma
         const double w = (double)ref_float(ref_widen(f, before[i]));
         grad[i] = (float)((w - apart(f, before[i], down ? -part : part)) / 16);
     }
-    if (dither && kopt_state_dither(&o, &t) != KOPT_OK) return NAN;
+    if (dither && kopt_state_dither(&o, &t) != KOPT_OK) return (double)NAN;
     for (step = 0; step < 16; ++step)
-        if (kopt_optimizer_step(&o, &t, 1) != KOPT_OK) return NAN;
+        if (kopt_optimizer_step(&o, &t, 1) != KOPT_OK) return (double)NAN;
     for (i = 0; i < N; ++i) sum += (weight[0][i] & 0x7fff) - (before[i] & 0x7fff); /* bits are in gaps */
     return (down ? -sum : sum) / N;
 }
