@@ -7181,7 +7181,8 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
     if (result != KOPT_OK || t->n == 0) return result;
     if (slot == KOPT_WEIGHT) {
-        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, (const kopt_byte_ *)t->state + KOPT_HEADER_, out);
+        const kopt_byte_ *const residual = l.residual_bytes == 0 ? NULL : (const kopt_byte_ *)t->state + l.residual;
+        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, residual, out);
         return KOPT_OK;
     }
     moment = kopt_slot_moment_(&l, t, slot, &is_root);

@@ -536,7 +536,7 @@ static int range_good(const kopt_step *s, const kopt_tensor *t, size_t begin, si
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------ */
 
-enum { WRITTEN = 96, RESULTS = KOPT_ERROR_ID + 1, CALLS = 40 };
+enum { WRITTEN = 96, RESULTS = KOPT_ERROR_ID + 1, CALLS = 41 };
 static span written[WRITTEN];
 static int written_count;
 static uint32_t control, results[RESULTS];
@@ -674,7 +674,7 @@ static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_t
         for (i = 0; i < count; ++i) {
             const size_t at = (size_t)((unsigned char *)t[i].counts - w.memory);
             ref_step_tensor(o, &t[i]);
-            if (t[i].counts && at < ROOM)
+            if (t[i].counts && t[i].n && at < ROOM) /* where an empty tensor counts, may be another's weights */
                 memcpy(t[i].counts, other.memory + at, sizeof *t[i].counts); /* it does not count */
         }
         REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "a step is not the reference's");
@@ -1026,6 +1026,43 @@ static void call_read_write(int reading) {
             if (l.residual_width) e.residual = ref_get(state + l.residual, l.residual_width, i);
             REQUIRE(same_nan(ref_get(fp32, 4, i), ref_bits(ref_read_weight(&w.opt, &e))), "another weight is read");
         }
+    }
+}
+
+static void call_dither(void) {
+    kopt_tensor *t = &w.t[below(TENSORS)];
+    const ref_layout l = ref_layout_of(&w.opt, t->n);
+    unsigned char *state = t->state;
+    uint32_t no = below(64);
+    int good, expected;
+    size_t i;
+    span s[SPANS];
+    spans(&w.opt, t, s);
+    expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t) && no > 1 &&
+               (w.opt.weight_format == KOPT_F32 || w.opt.rounding != KOPT_NEAREST);
+    prepare();
+    if (state != NULL && t->state_size >= 64) reads(state, 64);
+    if (expected && l.residual_width) {
+        for (i = 0; i < t->n * l.residual_width; ++i) expected &= state[l.residual + i] == 0;
+        reads(s[0].p, s[0].size), reads(state + l.residual, t->n * l.residual_width);
+    }
+    if (expected && l.residual_width && t->n) {
+        writes(state + l.residual, t->n * l.residual_width), writes(s[2].p, s[2].size);
+        writes(state + l.slow, t->n * l.slow_width), writes(state + l.slow_residual, t->n * l.slow_residual_width);
+    }
+    hostile_control();
+    good = took(kopt_state_dither(no == 0 ? NULL : &w.opt, no == 1 ? NULL : t));
+    finish(40, "kopt_state_dither", good, expected);
+    if (!good || t->n == 0 || !l.residual_width) return;
+    require_slow(&w.opt, t);
+    require_copy(&w.opt, t);
+    for (i = 0; i < t->n; ++i) { /* the weight and its residual are what their sum is stored as */
+        ref_element e, again;
+        e.weight = ref_get(t->weight, 2, i), e.residual = ref_get(state + l.residual, l.residual_width, i);
+        if (e.residual == 0) continue; /* or -0 and 0 would be 0 */
+        ref_write_weight(&w.opt, ref_read_weight(&w.opt, &e), &again);
+        REQUIRE(again.weight == e.weight && (uint16_t)(again.residual ^ e.residual) << (16 - 8 * l.residual_width) == 0,
+                "a drawn residual changes the weight");
     }
 }
 
@@ -2023,9 +2060,9 @@ static void call_draw(void) {
 /* ---- One input -------------------------------------------------------------------------------------------------- */
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
-    static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  9,  10,
-                                          11, 12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23,
-                                          24, 25, 26, 26, 27, 29, 15, 16, 37, 35, 35, 36, 39};
+    static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  9,  10, 11,
+                                          12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23, 24, 25,
+                                          26, 26, 27, 29, 15, 16, 37, 35, 35, 36, 39, 40};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2063,6 +2100,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (k == 36) call_norm_range();
         if (k == 4) call_init();
         if (k == 5 || k == 6) call_read_write(k == 5);
+        if (k == 40) call_dither();
         if (k == 9) call_resume();
         if (k == 37) call_checkpoint();
         if (k == 10) call_convert();

@@ -306,6 +306,8 @@ static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scal
             record_result(kopt_state_write(&o, &t, (kopt_slot)k, k == KOPT_WEIGHT ? small[1] : small[0]));
             record(weight, N * width(o.weight_format)), record(state, size);
         }
+        record_result(kopt_state_init(&o, &t, NULL)), record_result(kopt_state_dither(&o, &t));
+        record(weight, N * width(o.weight_format)), record(copy, N * width(t.copy_format)), record(state, size);
     }
 }
 
