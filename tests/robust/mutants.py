@@ -31,7 +31,7 @@ BY_HAND = [
      "kopt_greater_(kopt_add_((float)random16, 0.5f), kopt_mul_(y, 32768.0f))"),
     ("K_(vmath_log)", "horner_(z, 0.666666627f", "horner_(z, @ ? 0.666666687f : 0.666666627f"),
     ("K_(vmath_log)", "horner_(z, 0.400008112f", "horner_(z, @ ? 0.400008142f : 0.400008112f"),
-    ("K_(commit)", "r &= 0xFFFFu", "r &= 0xFFFEu"),
+    ("K_(commit)", "r &= 0xFFFFu", "r &= 0xFEFFu"),
     ("K_(round16)", "iadd_(u, r)", "iadd_(u, and_(r, isplat_(0xFFFEu)))"),
     # what vectors leave to one lane
     ("K_(direction_pair)", "any_true_(K_(unordered)(x->a, x->b))", "0"),

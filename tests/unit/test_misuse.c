@@ -469,13 +469,14 @@ static void check_option_string(void) {
     o = kopt_lion(1e-3);
     o.sharpness = -1, o.lr = -1; /* the first of two */
     ok(!strncmp(kopt_option_string(&o), "lr:", 3), "%s", kopt_option_string(&o));
+    o.sharpness = 1, o.lr = 1; /* a function that is not here */
+    ok(!strncmp(kopt_option_string(&o), "sharpness: smooth Lion needs", 28), "%s", kopt_option_string(&o));
     o = kopt_adamw(1e-3);
     o.rule = (kopt_rule)9;
     ok(!strncmp(kopt_option_string(&o), "rule:", 5), "%s", kopt_option_string(&o));
 }
 
-/* ---- loss scale
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- loss scale -------------------------------------------------------------------------------------------------- */
 
 static jmp_buf out_of_here;
 static void leave(void *user, float scale) {
