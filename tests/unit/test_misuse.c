@@ -369,6 +369,12 @@ static void check_identity(void) {
     save();
     ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.rule == KOPT_SGD && was.nesterov &&
            ref_bits((float)was.momentum) == ref_bits(0.9f) && ref_bits((float)was.dampening) == 0,
+       "inspect: SGD's momentum, no dampening");
+    build(kopt_sgd(0.5, 0.9));
+    opt.dampening = 0.25;
+    kopt_state_init(&opt, &t, NULL), save();
+    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && ref_bits((float)was.momentum) == ref_bits(0.9f) &&
+           was.dampening > 0.24 && was.dampening < 0.26,
        "inspect: SGD's momentum and dampening");
     build(kopt_sgd(0.5, 1e-300)); /* 0 as fp32 */
     kopt_state_init(&opt, &t, NULL), save();

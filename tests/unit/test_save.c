@@ -760,6 +760,7 @@ static void check_wrong_calls(void) {
     FRESH, other.list[1].weight = other.list[0].weight, loads(KOPT_ERROR_OVERLAP, "weights of the neighbour");
     FRESH, other.list[1].state = other.list[0].state, loads(KOPT_ERROR_OVERLAP, "the state of the neighbour");
     FRESH, other.list[0].weight = bytes + 100, loads(KOPT_ERROR_OVERLAP, "weights in the checkpoint");
+    FRESH, other.list[3].weight = bytes + 100, loads(KOPT_ERROR_OVERLAP, "the last weights in the checkpoint");
     FRESH, other.list[0].rate_scale = -1, loads(KOPT_ERROR_RANGE, "a negative rate_scale");
     FRESH, memset(other.state, 0x5A, sizeof other.state), memcpy(&before, &other, sizeof other);
     ok(kopt_load(&other.opt, other.list, 3, bytes, saved_size) == KOPT_ERROR_MISMATCH && unchanged(), "fewer tensors");
