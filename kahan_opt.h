@@ -290,9 +290,8 @@ typedef enum kopt_decay_mode {
     KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim) */
 } kopt_decay_mode;
 
-/* What a function that can fail returns: see CONTRACT, 7. Compilers warn about a call whose result is not used. If you
-   do not want to look at one, say so by a variable: `kopt_result ignored = kopt_step_run(&step, &t); (void)ignored;`.
-   gcc warns about `(void)kopt_step_run(&step, &t)`, too. */
+/* What a function that can fail returns: see CONTRACT, 7. Compilers warn if it is not used. To ignore it: `kopt_result
+   ignored = kopt_step_run(&step, &t); (void)ignored;`. gcc warns about `(void)kopt_step_run(&step, &t)`, too. */
 typedef enum KOPT_NODISCARD_ kopt_result {
     KOPT_OK = 0,         /* success */
     KOPT_ERROR_NULL,     /* a required pointer is NULL */
@@ -325,8 +324,7 @@ KOPT_API_ int kopt_version(void);
 
 /* ---- INSTRUCTION SETS -------------------------------------------------------------------------------------------- */
 
-/* Instruction sets. All give the same bits. The library uses the best one that this machine has, unless
-   kopt_isa_force() chooses another. */
+/* Instruction sets. All give the same bits. The best one of this machine is used, or that of kopt_isa_force(). */
 typedef enum kopt_isa {
     KOPT_ISA_SCALAR = 0,  /* plain C: in every build */
     KOPT_ISA_SSE2 = 1,    /* of every x86-64 */
@@ -449,9 +447,8 @@ KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
     return sign | ((digits + ((uint32_t)1 << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
 }
 
-/* Stochastic rounding: away from zero with a probability equal to the fraction of an ulp that is cut off. The lower 16
-   bits of random16 decide; they should be uniform. In the last binade step before infinity, rounds to nearest instead.
-   A NaN becomes the canonical NaN. */
+/* Stochastic rounding: away from zero with a probability equal to the fraction of an ulp cut off, by the lower 16 bits
+   of random16 (uniform). In the last binade step before infinity, to nearest. A NaN becomes the canonical NaN. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32_stochastic(float x, uint32_t random16) {
     uint32_t u = kopt_extended_bf16_(x);
     return (kopt_bf16)((u + ((u & 0x7FFFFFFFu) >= 0x7F7F0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
@@ -484,8 +481,7 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 
 /* ---- ONE-ELEMENT UPDATES ----------------------------------------------------------------------------------------- */
 
-/* For code that never holds a gradient buffer: replace `*w -= lr * dw` by
-   kopt_kahan_add_bf16(w, c, -lr * dw, random16). */
+/* For code without a gradient buffer: `*w -= lr * dw` becomes kopt_kahan_add_bf16(w, c, -lr * dw, random16). */
 
 /* Makes x opaque to the compiler, which then cannot fuse or reassociate operations across it or keep excess precision.
    KOPT_REGISTER_ is the constraint of a register that holds a float on this machine, or of memory. */
@@ -551,8 +547,7 @@ KOPT_INLINE_ float kopt_mul_(float a, float b) {
     return product;
 }
 
-/* a / b, correctly rounded. In assembly where a compiler might use an estimate of the reciprocal instead: -mrecip,
-   -mlow-precision-div, clang -Ofast on PowerPC. */
+/* a / b, correctly rounded: in assembly, as -mrecip, -mlow-precision-div and PowerPC's clang -Ofast use estimates. */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
     float r;
 #ifdef __CUDA_ARCH__
@@ -635,10 +630,9 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 #endif
 }
 
-/* *w += delta. The compensation *c, 0 before the first update, keeps what does not fit into *w, so that updates down to
-   2^-31 of the weight count in full. In the default floating-point environment the result is, bit for bit, that of a
-   step's KAHAN store with the same 16 random bits; this function does not set the environment. random16 = 0x8000 rounds
-   *c to nearest, ties away from zero. */
+/* *w += delta. The compensation *c, 0 at first, keeps what does not fit into *w, so that updates down to 2^-31 of the
+   weight count in full. In the default floating-point environment, which this function does not set, the bits are those
+   of a step's KAHAN store with the same random16. random16 = 0x8000 rounds *c to nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y, sum;
     uint32_t rounded, compensation;
@@ -711,8 +705,7 @@ typedef struct kopt_inline_optimizer {
     uint32_t step, id;       /* steps done so far; a number that no other tensor has */
 } kopt_inline_optimizer;
 
-/* The other fields as in kopt_adamw(): beta 0.9 and 0.999, eps 1e-8, seed 0. weight_decay is 0.01 in kopt_adamw(), 0 in
-   kopt_sgd(). */
+/* Other fields as in kopt_adamw(): beta 0.9 and 0.999, eps 1e-8, seed 0. weight_decay: 0.01 there, 0 in kopt_sgd(). */
 KOPT_INLINE_ kopt_inline_optimizer kopt_inline_optimizer_of(float lr, float weight_decay, uint32_t id) {
     const kopt_inline_optimizer opt = {lr, weight_decay, 0.1f, 0.001f, 1e-8f, 0, 0, id};
     return opt;
@@ -796,11 +789,10 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
 /* Conventions of this section and all that follow. n counts elements, never bytes. An array may have any alignment. A
-   function that returns an error has changed nothing. The comments name the errors of each function. They do not
-   repeat four errors that any function may return: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an
-   enum value does not exist or does not apply), KOPT_ERROR_BOUNDS (n is above SIZE_MAX / 32 - 8) and
-   KOPT_ERROR_OVERLAP (two buffers overlap that must not). A double that must be finite is at most 3e38 in
-   magnitude. */
+   function that returns an error has changed nothing. The comments name the errors of each function, except four that
+   any may return: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an enum value does not exist or does
+   not apply), KOPT_ERROR_BOUNDS (n is above SIZE_MAX / 32 - 8) and KOPT_ERROR_OVERLAP (two buffers overlap that must
+   not). A double that must be finite is at most 3e38 in magnitude. */
 
 /* An optimizer: its options and its step count. It owns no memory, so it may be copied. Make it with one of the
    constructors below, then set any field. Constructors check nothing; the functions that take the optimizer do. They
@@ -872,9 +864,8 @@ KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum);
 KOPT_API_ kopt_optimizer kopt_adam(double lr);
 KOPT_API_ kopt_optimizer kopt_adamw(double lr);
 
-/* The other rules (docs/numerics.md section 6a; papers: see kopt_rule, StableAdamW: Wortsman et al. 2023). RAdam has
-   the formulas and defaults of torch.optim.RAdam, the others have those of optimi. RAdam has L2 weight decay
-   (KOPT_L2), the others have decoupled weight decay. */
+/* The other rules (docs/numerics.md section 6a; papers: see kopt_rule, StableAdamW: Wortsman et al. 2023). RAdam:
+   formulas and defaults of torch.optim.RAdam, L2 weight decay (KOPT_L2). Others: those of optimi, decoupled decay. */
 KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* beta 0.9, 0.99; eps 1e-6; decay 0.01 */
 KOPT_API_ kopt_optimizer kopt_lion(double lr);         /* beta 0.9, 0.99; decay 0 */
 KOPT_API_ kopt_optimizer kopt_adan(double lr);         /* beta 0.98, 0.92, 0.99; eps 1e-6; decay 0.02 */
@@ -969,11 +960,10 @@ KOPT_INLINE_ kopt_tensor kopt_typed_tensor_(const kopt_optimizer *opt, void *wei
    a list of shards. KOPT_ERROR_BOUNDS if an id would be above 2^32 - 1. */
 KOPT_API_ KOPT_RESULT_ kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
 
-/* Bytes of the state block of a tensor with n elements. The block consists of a header of 64 bytes, the residual (what
-   KAHAN, COMPACT and EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for
-   their scale) and, with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 16
-   bytes. The result is 0 if there is nothing to store or n is 0, and also if the optimizer is invalid or n is too
-   large: kopt_state_init() tells which. */
+/* Bytes of the state block of a tensor with n elements: a header of 64 bytes, the residual (what KAHAN, COMPACT and
+   EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for their scale) and,
+   with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 16 bytes. 0 if there is
+   nothing to store or n is 0, and also if the optimizer is invalid or n too large: kopt_state_init() tells which. */
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 
 /* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size per weight of the residual,
@@ -984,24 +974,21 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
 /* Makes a fresh state block, with all moments 0, for this optimizer and tensor. If weights is not NULL, it points to n
    fp32 values: t->weight becomes these values, rounded to nearest, and the residual what the rounding lost. If weights
    is NULL, t->weight stays as it is and the residual is zero (to fine-tune such weights, see kopt_state_dither()). Then
-   Ranger's slow weights, and t->copy if there is one, are set to the weights. weights must not overlap t->weight,
-   t->state, t->copy or t->counts, except that it may be t->copy itself if that is KOPT_F32. Errors: those of the
-   fields of kopt_optimizer and kopt_tensor. */
+   Ranger's slow weights, and t->copy if any, are set to the weights. weights must not overlap t->weight, t->state,
+   t->copy or t->counts, but may be t->copy itself if that is KOPT_F32. Errors: those of the fields of *opt and *t. */
 KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
 
-/* For fine-tuning from 16-bit weights, once, after kopt_state_init(.., NULL). Without it each weight stands in the
-   middle of what rounds to it, and so t->weight, which the model reads, changes only after updates of half an ulp in
-   all: while steps move weights by less, it shows little of the progress (docs/fine-tuning.md), as do 16-bit copies of
-   fp32 weights. This call draws each residual at random from all that leave the weight as it is. Then t->weight moves,
-   in the mean over many weights, as far as the weight with its residual does, from the first step on.
+/* For fine-tuning from 16-bit weights, once, after kopt_state_init(.., NULL). Draws each residual at random from all
+   that leave the weight as it is. Then t->weight, which the model reads, moves from the first step on, in the mean over
+   many weights, as far as the weight with its residual. Without it, t->weight changes only after updates of half an ulp
+   in all, as do 16-bit copies of fp32 weights (docs/fine-tuning.md).
 
-   t->weight does not change, and a step whose updates are 0 would not change it, either. The residual is uniform on
-   each side of the weight, in 256 levels (EXACT: all that there are). Below a power of two that side is half as wide,
-   and gets half of the draws. The residual stays 0 beside zeros (pruned weights), infinity and NaN, and beside bf16
-   weights below 2^-100. Ranger's slow weights get it, too, and t->copy is set to the weights again. The draws depend
-   on opt->seed, t->id and the global index of the element (stream 6; docs/numerics.md section 8d), so shards get those
-   of the whole tensor. kopt_state_read() returns the drawn values; with EXACT the run is, bit for bit, the fp32 run
-   that starts from them.
+   t->weight does not change, nor would it by a step whose updates are 0. The residual is uniform on each side of the
+   weight, in 256 levels (EXACT: all that there are). Below a power of two that side is half as wide, and gets half of
+   the draws. The residual stays 0 beside zeros (pruned weights), infinity and NaN, and beside bf16 weights below
+   2^-100. Ranger's slow weights get it, too, and t->copy is set again. The draws depend on opt->seed, t->id and the
+   global index (stream 6; docs/numerics.md section 8d), so shards get those of the whole tensor. kopt_state_read()
+   returns the drawn values; with EXACT the run is, bit for bit, the fp32 run from them.
 
    fp32 weights and KOPT_STOCHASTIC have no such delay, and the call does nothing. Errors, with nothing written:
    KOPT_ERROR_OPTION with KOPT_NEAREST, which keeps no residual; KOPT_ERROR_STEP if any residual is not 0: after steps,
@@ -1035,9 +1022,8 @@ KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_te
 /* Reads the 64 bytes of a header, of a state block or of a tensor in a checkpoint, into *opt and *t; either of the two
    may be NULL. Of *t it sets n, id and first_index only. Of *opt it sets all fields:
 
-   - The header of a state block has only what may not change between steps: the rule, the formats, the rounding of
-     weights and the number of moments. lr, seed and step become 0, and a momentum that was above 0 becomes 1.4e-45. The
-     other fields have a default.
+   - The header of a state block has only what may not change between steps: rule, formats, rounding of weights and
+     number of moments. lr, seed and step become 0, a momentum above 0 becomes 1.4e-45, all else the default.
    - The header of a tensor in a checkpoint also has the other roundings, the decay mode, seed and step, and lr,
      weight_decay, beta1 and beta2 (SGD: momentum and dampening) in fp32.
 
@@ -1049,33 +1035,29 @@ KOPT_API_ KOPT_RESULT_ kopt_state_inspect(const void *state, size_t state_size, 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* One optimizer step over a list of tensors: begins the step, checks all tensors, then steps them. Call it once per
-   iteration, with all tensors of the model: each call counts as one step. If anything is refused, nothing is written
-   and the step is not counted. A gradient that is not finite is not refused: it makes the weight and its moments NaN
-   or infinite. Check the gradients first (kopt_norm, kopt_all_finite), or use kopt_scaler_step(), which skips such a
-   step. The errors are those of kopt_step_begin() and kopt_step_range(), and also:
+   iteration, with all tensors of the model: each call that is not refused counts as one step. A gradient that is not
+   finite is not refused: it makes the weight and its moments NaN or infinite. Check first (kopt_norm, kopt_all_finite),
+   or use kopt_scaler_step(), which skips such a step. Errors: those of kopt_step_begin() and kopt_step_range(), and:
 
    - KOPT_ERROR_ID: the ids of the list do not increase. Otherwise two tensors would draw the same random bits.
      Shards of one tensor have the same id, and each begins at or after the end of the shard before it.
-   - KOPT_ERROR_OVERLAP: two neighbours in the list share memory. No two tensors of the list may share memory, but only
-     neighbours are checked, so that the check is O(1) per tensor. There are two exceptions: tensors may read the same
-     gradient, unless opt.zero_grad is set, and they may share counts.
+   - KOPT_ERROR_OVERLAP: two neighbours share memory. No two tensors of the list may, but only neighbours are checked,
+     in O(1) each. Exceptions: tensors may read the same gradient, unless opt.zero_grad is set, and share counts.
 
    A weight that the model uses twice is listed once, with the sum of its gradients. The rules for ids and overlap do
    not apply to tensors without elements.
 
-   To freeze a tensor, leave it out of the list. But a tensor whose first step comes later than that of the others needs
-   an optimizer of its own. Otherwise its first updates are too long: with Adam's defaults and a steady gradient 3 to 7
-   times, up to 1 / sqrt(1 - beta2) times with others. Its moments begin at 0, while the bias correction is that of
-   opt->step, which counts the steps of all. Give it a copy, `kopt_optimizer late = opt; late.step = 0;`, which steps it
-   in each iteration, beside opt, and an id that no other tensor has. */
+   To freeze a tensor, leave it out of the list. But a tensor that begins later than the others needs an id that no
+   other tensor has, and its own optimizer, `kopt_optimizer late = opt; late.step = 0;`, which steps it in each
+   iteration, beside opt. Otherwise its moments begin at 0 with the bias correction of opt->step, and its first updates
+   are too long: with Adam's defaults and a steady gradient 3 to 7 times, else up to 1 / sqrt(1 - beta2) times. */
 KOPT_API_ KOPT_RESULT_ kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
 /* A step that has begun: the options and scalars of docs/numerics.md, sections 4 to 6a. You may copy it, also to other
-   threads, but do not change it. With it you can do the work of kopt_optimizer_step() in parts: by several threads, by
-   shards, or spread over the frames of a game. Step each element of each tensor at most once, in any order and in any
-   ranges; nothing checks this. One that is left out, like an unused row of an embedding, keeps its weight and moments;
-   StableAdamW and Ranger need all. Several threads may step ranges of one tensor at the same time: kopt_step_begin()
-   once, then kopt_step_range() in each thread, then join them. To skip a step (overflow), do not begin it. */
+   threads, but not change it. It does the work of kopt_optimizer_step() in parts: by shards, over the frames of a game,
+   or by several threads, also on one tensor: kopt_step_begin() once, kopt_step_range() in each thread, then join them.
+   Step each element at most once, in any order and ranges; nothing checks this. One left out, like an unused row of an
+   embedding, keeps its weight and moments; StableAdamW and Ranger need all. To skip a step, do not begin it. */
 typedef struct kopt_step {
     kopt_rule rule;
     kopt_format weight_format, moment_format;
@@ -1111,9 +1093,8 @@ typedef struct kopt_step {
                                             synchronization */
 } kopt_step;
 
-/* Begins a step: counts it in opt->step and computes its scalars. If it fails, *opt and *step are unchanged. Errors:
-   those of the fields of kopt_optimizer; KOPT_ERROR_RANGE also if a scalar overflows a float; KOPT_ERROR_STEP after
-   2^32 - 1 steps. */
+/* Begins a step: counts it in opt->step and computes its scalars. Errors: those of the fields of kopt_optimizer;
+   KOPT_ERROR_RANGE also if a scalar overflows a float; KOPT_ERROR_STEP after 2^32 - 1 steps. */
 KOPT_API_ KOPT_RESULT_ kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
 
 /* Steps all elements of a tensor: kopt_step_range(step, t, 0, t->n). */
@@ -1123,17 +1104,15 @@ KOPT_API_ KOPT_RESULT_ kopt_step_run(const kopt_step *step, const kopt_tensor *t
 
    - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin(). StableAdamW: also if the range is
      only a part of the n elements and t->stable_scale is 0 (with opt.moments_only it may be 0).
-   - KOPT_ERROR_BOUNDS: begin > end or end > n. 8-bit moments, 256 of which share a scale: also if begin is no multiple
-     of 256, or end is neither a multiple of 256 nor n.
+   - KOPT_ERROR_BOUNDS: begin > end or end > n; 8-bit moments: begin not a multiple of 256, or end neither that nor n.
    - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH: the state block is too small, not initialized, or of
      another optimizer or tensor.
    - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
 KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
 
 /* A list of tensors as one long row of elements: those of tensors[0] first, then those of tensors[1], and so on. Ranges
-   of the row need not end where tensors end, so a model can be stepped in parts of equal cost: by threads, or within
-   the time that each frame of a game has left (docs/examples/lockstep.c). kopt_norm_add_grads_range() does the same
-   for the norm.
+   of the row need not end where tensors end, so a model can be stepped in parts of equal cost: by threads, or in the
+   time that each frame of a game has left (docs/examples/lockstep.c). For the norm: kopt_norm_add_grads_range().
 
        size_t i, n, size = kopt_list_size(tensors, count);
        kopt_step_begin(&opt, &step);
@@ -1145,12 +1124,11 @@ KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor 
    kopt_list_size() is the sum of all n; SIZE_MAX if the sum is too large for a size_t, 0 if tensors is NULL. */
 KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count);
 
-/* Steps elements [begin, end) of a list. Checks the tensors that the range has elements of, all of them before the
-   first element is written; finding them takes one addition per tensor. Neither begin nor end has to be the start of a
-   block of 8-bit moments: both are rounded down to one, in their tensor, except at its end, so that ranges that cover
-   the list still step each element once. Errors: those of kopt_step_range() and, among the tensors of the range, those
-   of kopt_optimizer_step(); KOPT_ERROR_BOUNDS: begin > end, or end > kopt_list_size(). For StableAdamW each tensor of
-   which the range has only a part needs its stable_scale (KOPT_ERROR_STEP). */
+/* Steps elements [begin, end) of a list. Checks all tensors of the range before the first element is written; finding
+   them takes one addition per tensor. begin and end are rounded down to the start of a block of 8-bit moments, except
+   at the end of their tensor, so that ranges that cover the list still step each element once. Errors: those of
+   kopt_step_range() and, among the tensors of the range, those of kopt_optimizer_step(); KOPT_ERROR_BOUNDS: begin >
+   end, or end > kopt_list_size(). A tensor that StableAdamW steps in part needs its stable_scale (KOPT_ERROR_STEP). */
 KOPT_API_ KOPT_RESULT_ kopt_step_list_range(const kopt_step *step, const kopt_tensor *tensors, size_t count,
                                             size_t begin, size_t end);
 
@@ -1158,10 +1136,9 @@ KOPT_API_ KOPT_RESULT_ kopt_step_list_range(const kopt_step *step, const kopt_te
 
 /* A checkpoint holds a whole list of tensors under one checksum (CRC-32): the options, hyper-parameters, seed and step
    count of the optimizer, and of each tensor its id, first_index, weights and state. Its bytes are the same on every
-   machine, and every later version of the library reads them: docs/numerics.md section 8c has the layout. Save between
-   two steps. With several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such
-   as a kopt_scaler and the position in its data: docs/examples/checkpoint.c writes all of it to a file that survives a
-   crash at any time.
+   machine, and every later version of the library reads them: docs/numerics.md section 8c. Save between two steps. With
+   several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such as a kopt_scaler
+   and the position in its data: docs/examples/checkpoint.c writes all to a file that survives a crash.
 
        size_t size = kopt_save_size(&opt, tensors, count);
        save:    kopt_save(&opt, tensors, count, bytes, size)
@@ -1184,15 +1161,13 @@ KOPT_API_ KOPT_RESULT_ kopt_save(const kopt_optimizer *opt, const kopt_tensor *t
                                  size_t out_size);
 
 /* Checks all of a checkpoint, then sets the weights, states and copies of the tensors and all fields of *opt from it.
-   To resume with another learning rate, set it after this call. The state blocks need no kopt_state_init(): their old
-   contents do not matter. Not in the checkpoint, so set them as before: grad, copy, rate_scale, stable_scale and counts
-   of a tensor. If anything is refused, nothing is written. Errors:
+   To resume with another learning rate, set it afterwards. State blocks need no kopt_state_init(): old contents do not
+   matter. Not in it, so set them as before: grad, copy, rate_scale, stable_scale and counts of a tensor. Errors:
 
    - KOPT_ERROR_STATE: the bytes are no checkpoint, or one of a later layout; or kopt_save() would not write these bytes
      for what they hold, though their checksum is right. (What is in an array is not judged.)
-   - KOPT_ERROR_MISMATCH: it has another number of tensors, a tensor with another n, id or first_index, or another rule,
-     decay mode, format, rounding or number of moments. StableAdamW, Nesterov, AMSGrad and atan2_outside count as
-     rules. kopt_save_inspect() shows what it has.
+   - KOPT_ERROR_MISMATCH: another number of tensors, n, id, first_index, rule (also StableAdamW, Nesterov, AMSGrad,
+     atan2_outside), decay mode, format, rounding or number of moments. kopt_save_inspect() shows what it has.
    - KOPT_ERROR_SIZE: in_size is less than the checkpoint needs: it was cut off. Or a state block is too small.
    - KOPT_ERROR_CHECKSUM: it is damaged.
    - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP (also of `in` with the tensors), errors of the fields: as in kopt_save(). */
@@ -1250,8 +1225,7 @@ KOPT_API_ KOPT_RESULT_ kopt_norm_merge(kopt_norm *norm, const kopt_norm *other);
 /* Adds the squares of the gradients of a list of tensors. Of each tensor it reads grad, grad_format and n. */
 KOPT_API_ KOPT_RESULT_ kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count);
 
-/* The same for elements [begin, end) of a list: see kopt_step_list_range(). KOPT_ERROR_BOUNDS: begin > end, or end >
-   kopt_list_size(). */
+/* The same for elements [begin, end) of a list, with the KOPT_ERROR_BOUNDS of kopt_step_list_range(): see there. */
 KOPT_API_ KOPT_RESULT_ kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count,
                                                  size_t begin, size_t end);
 
@@ -1263,8 +1237,7 @@ KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
    the scaled gradient. There are two special values:
 
    - 1 (no clipping) if norm is NULL or max_norm is 0, negative, infinite or NaN, even if a gradient is not finite.
-   - 0 otherwise, if a gradient is not finite (nonfinite is not 0), or if |grad_scale| is above 1e100 or NaN. Do not
-     step in this case: 0 times NaN is NaN. */
+   - 0 otherwise, if a gradient is not finite, or |grad_scale| above 1e100 or NaN. Do not step then: 0 * NaN is NaN. */
 KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale);
 
 /* StableAdamW (Wortsman et al. 2023) over ranges, threads, shards or ranks. Its scale depends on the whole tensor,
@@ -1278,13 +1251,11 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
 
    t.stable_scale belongs to one step: measure again, or set it to 0, before the next. If it is 0, a step over all n
    elements (kopt_step_run, kopt_optimizer_step, kopt_scaler_step, or kopt_step_range from 0 to n) measures these n
-   elements itself. For a shard this is wrong: it needs the scale of its whole tensor. t.rate_scale stays as it is: the
-   rate is multiplied by both.
+   elements itself: wrong for a shard, which needs the scale of its whole tensor. t.rate_scale multiplies the rate, too.
 
-   This function adds the squares of g / max(sqrt(v) * root_scale, eps), with v as it will be after the step
-   (docs/numerics.md section 6a), for elements begin to end - 1 to *norm. The sum is exact, so the slicing does not
-   matter. The tensor is only read. The errors are those of kopt_step_range(), but with 8-bit moments begin and end may
-   have any value up to n; KOPT_ERROR_OPTION also if the step is not one of StableAdamW. */
+   Adds the squares of g / max(sqrt(v) * root_scale, eps), with v as after the step (docs/numerics.md section 6a), of
+   elements begin to end - 1 to *norm. The sum is exact: the slicing does not matter. The tensor is only read. Errors:
+   those of kopt_step_range(), but with 8-bit moments any begin and end; KOPT_ERROR_OPTION if not StableAdamW. */
 KOPT_API_ KOPT_RESULT_ kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
                                            kopt_norm *norm);
 
@@ -1292,21 +1263,18 @@ KOPT_API_ KOPT_RESULT_ kopt_stable_measure(const kopt_step *step, const kopt_ten
    is 1 if norm is NULL, n is 0 or a ratio is not finite. */
 KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
 
-/* torch.nn.utils.clip_grad_value_: limits each magnitude, in place. limit is rounded towards zero to the format;
-   KOPT_ERROR_RANGE if it is negative, infinite or NaN. Infinity becomes the limit, NaN stays NaN. With a loss scale,
-   limit is in units of the scaled gradient. */
+/* torch.nn.utils.clip_grad_value_: limits magnitudes in place. limit, in units of the loss-scaled gradient, is rounded
+   towards zero to the format; KOPT_ERROR_RANGE if negative, infinite or NaN. Infinity becomes limit, NaN stays NaN. */
 KOPT_API_ KOPT_RESULT_ kopt_clip_value(void *x, kopt_format format, size_t n, double limit);
 
 /* ---- LOSS SCALING ------------------------------------------------------------------------------------------------ */
 
-/* A dynamic loss scale like torch.amp.GradScaler. The loss is multiplied by scale before the backward pass, so that
-   small gradients do not underflow in fp16. A step whose gradients overflow is skipped, and the scale is lowered. You
-   may set any field at any time; a value out of its range is refused with KOPT_ERROR_RANGE. Formulas: docs/numerics.md
-   section 10.
+/* A dynamic loss scale like torch.amp.GradScaler (docs/numerics.md section 10). The loss is multiplied by scale before
+   the backward pass, so that small gradients do not underflow in fp16. A step whose gradients overflow is skipped, and
+   the scale is lowered. You may set any field at any time; a value out of its range is refused with KOPT_ERROR_RANGE.
 
-   The gradient is divided by the scale before it enters the moments, so fp16 moments lose what the scale has saved. In
-   1000 steps they move a weight 0.81 times as far as fp32 moments do if |g| is 1e-7, and 0.18 times as far if it is
-   1e-8. Use moments in bf16 (the default) or fp32. */
+   Gradients are divided by the scale before they enter the moments, so fp16 moments lose what that saved: in 1000 steps
+   they move a weight 0.81 times as far as fp32 ones if |g| is 1e-7, 0.18 times if 1e-8. Use bf16 (default) or fp32. */
 typedef struct kopt_scaler {
     float scale;         /* of the loss: a positive normal float, default 65536 */
     float minimum;       /* an overflow does not lower the scale below it: finite, >= 0. Default 0: no minimum */
@@ -1374,9 +1342,8 @@ KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt
    gradients stalls with NEAREST. With KAHAN, sum and residual together have a relative error of 3e-6 times the root of
    the count (EXACT: 2e-8); a step reads the sum alone, which is rounded to bf16. The caller owns all memory.
 
-   When the sum is complete, use it as the gradient of a step: t.grad = a.sum, t.grad_format = a.format and, for the
-   mean, opt.grad_scale = 1.0 / a.count. After the step, set a.count to 0. To sum slices of an array, use one
-   accumulator per slice, each with its own first_index. */
+   When the sum is complete, set t.grad = a.sum, t.grad_format = a.format and, for the mean, opt.grad_scale = 1.0 /
+   a.count; after the step, a.count = 0. Slices of an array need one accumulator each, with its own first_index. */
 typedef struct kopt_accumulator {
     void *sum;                           /* n values of format; the first addition does not read it */
     void *residual;                      /* KAHAN and EXACT: 2 * n bytes; COMPACT: n bytes; otherwise, and with
@@ -1393,9 +1360,8 @@ typedef struct kopt_accumulator {
     uint32_t made_;                      /* set by kopt_accumulator_of() */
 } kopt_accumulator;
 
-/* An accumulator of this format. Its rounding is KAHAN if residual is not NULL (2 bytes per value), otherwise
-   STOCHASTIC. seed, id and first_index are 0. The functions below refuse any other accumulator with
-   KOPT_ERROR_UNINITIALIZED. */
+/* An accumulator of this format: with KAHAN if residual is not NULL (2 bytes per value), otherwise with STOCHASTIC;
+   seed, id and first_index are 0. The functions below refuse any other accumulator with KOPT_ERROR_UNINITIALIZED. */
 KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n);
 
 /* sum += grad * scale, stored like a weight (docs/numerics.md section 11), and counts it in a->count. grad has a->n
@@ -1403,8 +1369,7 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
    KOPT_ERROR_STEP after 2^32 - 1 additions. */
 KOPT_API_ KOPT_RESULT_ kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale);
 
-/* Copies the sum together with its residual to out, as n fp32 values; zeros if a->count is 0. out must not overlap
-   the sum or the residual. */
+/* Copies sum + residual to out, as n fp32 values; zeros if a->count is 0. out must overlap neither of the two. */
 KOPT_API_ KOPT_RESULT_ kopt_accumulator_read(const kopt_accumulator *a, float *out);
 
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
@@ -1415,9 +1380,8 @@ KOPT_API_ KOPT_RESULT_ kopt_accumulator_read(const kopt_accumulator *a, float *o
    of each gradient arrives in the end, and one bit per value trains as well as 32. Without a residual, use STOCHASTIC,
    which is unbiased but noisy: NEAREST would be biased, and training may fail.
 
-   Skip a gradient that contains infinity or NaN (kopt_norm tells) rather than compress it. In BF16 and FP16 such a
-   value arrives as it is. In Q8 and SIGN all 256 values that share its scale arrive as NaN. The residuals of these
-   values become zero. */
+   Skip a gradient that contains infinity or NaN (kopt_norm tells). In BF16 and FP16 such a value arrives as it is. In
+   Q8 and SIGN all 256 values that share its scale arrive as NaN. The residuals of these values become zero. */
 typedef struct kopt_compressor {
     kopt_format code;                /* of the result: KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN */
     kopt_rounding rounding;          /* KOPT_NEAREST or KOPT_STOCHASTIC. KOPT_SIGN: NEAREST has the mean of |x| as
@@ -1456,18 +1420,16 @@ KOPT_API_ KOPT_RESULT_ kopt_compress(kopt_compressor *c, void *out, size_t out_s
 
 /* sum += decoded * scale, rounded to nearest even. sum has n values of format. in is the code of n values, and in_size
    its size in bytes (KOPT_ERROR_SIZE if it is too small). sum and in must not overlap. To sum over ranks, begin with
-   fp32 zeros and add the codes of all ranks in the same order everywhere. KOPT_ERROR_RANGE if scale is not a finite
-   number. */
+   fp32 zeros and add the codes of all ranks in the same order everywhere. KOPT_ERROR_RANGE if scale is not finite. */
 KOPT_API_ KOPT_RESULT_ kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
                                            kopt_format code, size_t n, double scale);
 
 /* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
 
 /* Sums arrays of n values in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ...) * scale. Each + and * is in
-   fp32; the result is rounded to nearest even once, at the end. scale is 1 / count for the mean. The bits do not
-   depend on the slicing. All shards have one format. out may be one of the shards if out_format equals format;
-   otherwise it must overlap neither a shard nor the array shards. KOPT_ERROR_RANGE if count is 0 or scale is not a
-   finite number. */
+   fp32; the result is rounded to nearest even once, at the end. scale is 1 / count for the mean. The bits do not depend
+   on the slicing. All shards have one format. out may be one of the shards if out_format equals format; otherwise it
+   must overlap neither a shard nor the array shards. KOPT_ERROR_RANGE if count is 0 or scale is not finite. */
 KOPT_API_ KOPT_RESULT_ kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
                                    kopt_format format, size_t n, double scale);
 
@@ -1501,8 +1463,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
        tanh, erf  +-1 at +-inf; a zero keeps its sign
        erfc       2 at -inf; 0 from 10.06 on
        atan2      all quadrants, zeros and infinities as in C99
-       sincospi   sin(pi * x) and cos(pi * x): exact at multiples of 1/2; a zero sine has the sign of x; NaN at
-                  +-inf */
+       sincospi   sin(pi x), cos(pi x): exact at multiples of 1/2; a zero sine has the sign of x; NaN at +-inf */
 KOPT_API_ KOPT_RESULT_ kopt_vmath_exp(float *out, const float *x, size_t n);
 KOPT_API_ KOPT_RESULT_ kopt_vmath_log(float *out, const float *x, size_t n);
 KOPT_API_ KOPT_RESULT_ kopt_vmath_tanh(float *out, const float *x, size_t n);
@@ -1542,18 +1503,16 @@ KOPT_API_ KOPT_RESULT_ kopt_map_backward(kopt_function f, void *dx, const void *
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
-/* Element i of out is a pure function of key.seed, key.step, key.id and key.first_index + i. The stream is 5. Results
-   are rounded to nearest even to format: KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is
-   above 2^54. */
+/* Element i of out depends on key.seed, key.step, key.id and key.first_index + i alone (stream 5). Results are rounded
+   to nearest even to KOPT_F32, KOPT_BF16 or KOPT_FP16. KOPT_ERROR_BOUNDS if key.first_index + n is above 2^54. */
 
 /* mean + deviation * N(0, 1) (Box and Muller 1958, from all 32 bits of two words). The largest magnitude is 6.76
    deviations. mean and deviation must be finite, and deviation >= 0, otherwise KOPT_ERROR_RANGE. */
 KOPT_API_ KOPT_RESULT_ kopt_normal(void *out, kopt_format format, size_t n, double mean, double deviation,
                                   kopt_random_key key);
 
-/* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, where u is one of 2^24 numbers that are
-   symmetric about 0 and never 0 or +-1; the rounding to format may give low or high themselves. low and high must be
-   finite, and low <= high, otherwise KOPT_ERROR_RANGE. */
+/* Uniform between low and high: (low + high) / 2 + (high - low) / 2 * u, with u one of 2^24 numbers symmetric about 0,
+   never 0 or +-1; rounding may give low or high. KOPT_ERROR_RANGE unless low and high are finite and low <= high. */
 KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
                                     kopt_random_key key);
 
@@ -2347,8 +2306,7 @@ static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin
 
 /* kopt_enter_() saves the caller's floating-point environment and sets the IEEE default: round to nearest even, gradual
    underflow, no traps. kopt_leave_() restores it. Exception flags raised in between stay raised where that costs
-   nothing. Both keep loads and stores of the caller between them: compilers analyse functions that they do not inline,
-   too. */
+   nothing. Both keep loads and stores of the caller between them, as compilers analyse functions not inlined. */
 typedef struct kopt_environment_ {
     uint32_t control; /* MXCSR, FPCR, FPSCR, ... */
     uint16_t x87;
@@ -2745,8 +2703,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
         }
         if (rule != KOPT_LION) {
 #ifdef KAHAN_OPT_VMATH
-            /* The bias correction of m divides the rate if it is outside of atan2. Otherwise it multiplies the other
-               argument of atan2. */
+            /* Outside of atan2, m's bias correction divides the rate; inside, it multiplies the other argument. */
             if (rule == KOPT_ADAM_ATAN2) {
                 const float a = kopt_to_float_(opt->atan2_a), b = kopt_to_float_(opt->atan2_b);
                 s->rate = kopt_mul_(s->rate, a);
@@ -2933,8 +2890,7 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
     return (kopt_byte_)(format == KOPT_Q8 ? 4 : (int)format);
 }
 
-/* Writes the 64 bytes at h: the header of a state block of this optimizer, for a tensor with this id, n and
-   first_index. */
+/* Writes 64 bytes at h: the header of a state block of this optimizer for a tensor with this id, n and first_index. */
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n, uint64_t first_index) {
     memset(h, 0, KOPT_HEADER_);
     kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
@@ -2972,8 +2928,7 @@ static int kopt_header_valid_(const kopt_byte_ *h) {
     return kopt_load_le32_(h) == 0x54504F4Bu && h[4] == KOPT_BLOCK_VERSION_ && h[10] <= 1 && h[11] == 0;
 }
 
-/* Does a block belong to the optimizer and the tensor? Asked before kopt_check_memory_(): KOPT_ERROR_MISMATCH explains
-   another format better than KOPT_ERROR_SIZE. */
+/* Does a block belong to the optimizer and the tensor? Asked before the size: another format is KOPT_ERROR_MISMATCH. */
 static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
     const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
     if (l->total == 0) return KOPT_OK;
@@ -3100,8 +3055,7 @@ KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_step *s, const kopt_tensor *t) 
     return s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
 }
 
-/* May b come after a in a list? Ids increase. Shards of one tensor have the same id, and each begins where the one
-   before it ends, or later. */
+/* May b come after a in a list? With a higher id, or as a shard of the same tensor that begins at a's end or later. */
 static int kopt_may_follow_(const kopt_tensor *a, const kopt_tensor *b) {
     return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
 }
@@ -4039,8 +3993,7 @@ FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, 
 /* How many of n elements, from element i on, one vector takes. */
 FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : LANES_; }
 
-/* Loads n elements of 4, 2 (zero-extended) or 1 byte (sign-extended); the other lanes are 0. Reads nothing past
-   the n-th element. n is 1 to LANES_. */
+/* Loads n elements (1 to LANES_) of 4, 2 (zero-extended) or 1 byte (sign-extended), no more; other lanes are 0. */
 FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
     kopt_byte_ part[4 * LANES_];
     if (LANES_ > 1 && n < LANES_) p = kopt_copy_padded_(part, sizeof part, p, n * size);
@@ -4155,8 +4108,7 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
 }
 
 /* Makes the random numbers of the n elements from this global index on. need_words: r does not hold the words of their
-   span yet. last_use: no later tile uses these words. Then, if the n elements lie in one group, only their words are
-   made. */
+   span yet. last_use: no later tile uses these words; if the n elements lie in one group, only theirs are made. */
 NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, uint64_t index, size_t n,
                                        int need_words, int last_use) {
     const size_t offset = (unsigned)(index % KOPT_RANDOM_GROUP_);
@@ -4181,8 +4133,7 @@ NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_k
 
 FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
 
-/* What a number is multiplied by before it is encoded: 2^24 / scale for a root (far from subnormals), 2 / scale for
-   another number. */
+/* What multiplies a number before it is encoded: 2^24 / scale for a root (far from subnormals), 2 / scale otherwise. */
 FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
     return square ? div_(splat_(16777216.0f), as_f32_(isplat_(scale))) : as_f32_(isplat_(0x7F800000u - scale));
 }
@@ -4202,8 +4153,7 @@ FN_ vu32_ K_(place_q8)(vf32_ y, int square, vu32_ r) {
     return or_(iadd_(shr_(iadd_(as_u32_(mag), isplat_(8 - 0x39000000u)), 4), r), and_(u, isplat_(0x80000000u)));
 }
 
-/* The code in the upper half. Of a root: KOPT_ROOT_PLACE_ less than its place, but at least 1, and 0 if the place is
-   0. */
+/* The code in the upper half. Of a root: KOPT_ROOT_PLACE_ less than its place, but at least 1; 0 if the place is 0. */
 FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
     const vu32_ place = K_(place_q8)(y, square, r);
     if (!square) return place;
@@ -4234,10 +4184,9 @@ FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
 
 /* ---- rounding ---- */
 
-/* Section 2. Kernels round in 32-bit words whose upper half is the 16-bit number, and whose lower half is the part that
-   is cut off: the extended bits of section 1 (bf16: the fp32 word itself). A number is ordinary if its magnitude is
-   below the largest finite one of the format. Vectors round ordinary numbers only; vectors with any other value go to
-   the scalar code. */
+/* Section 2. Kernels round in 32-bit words whose upper half is the 16-bit number, and whose lower half is cut off: the
+   extended bits of section 1 (bf16: the fp32 word itself). A number is ordinary if its magnitude is below the largest
+   finite one of the format. Vectors round ordinary numbers only; vectors with any other value go to the scalar code. */
 
 /* Constants of the vector loops. Hoisted, as compilers would otherwise rebuild some of them in each iteration. */
 typedef struct constants_ {
@@ -4290,9 +4239,8 @@ FN_ vu32_ K_(extended)(vf32_ x, kopt_format format, const constants_ *c) {
 }
 #endif
 
-/* from_extended() of section 1. largest: NULL, or the largest magnitudes so far, one per lane. If it is given, fp16
-   magnitudes update it, and an fp16 infinity or NaN becomes a number above fp16_limit, so that the caller hands the
-   vectors to the scalar code. */
+/* from_extended() of section 1. largest: NULL, or the largest magnitudes so far, one per lane. fp16 magnitudes update
+   it, infinity and NaN as a number above fp16_limit, so that the caller hands the vectors to the scalar code. */
 FN_ vf32_ K_(from_extended)(vu32_ u, kopt_format format, vu32_ *largest) {
     vu32_ mag = and_(u, isplat_(0x7FFFFFFFu)), low, bits;
     if (format == KOPT_BF16) return as_f32_(u);
@@ -4408,8 +4356,7 @@ FN_ vf32_ K_(clamp_abs)(vf32_ x, float limit) {
 /* c + x * higher, one step of Horner's method. A polynomial is horner_(x, c0, horner_(x, c1, ... splat_(c_last))). */
 FN_ vf32_ horner_(vf32_ x, float c, vf32_ higher) { return add_(mul_(higher, x), splat_(c)); }
 
-/* Returns a * b; *error becomes the rounding error of the product, exactly (Dekker 1971). Magnitudes must be below
-   2^115, products above 2^-100. */
+/* Returns a * b; *error: its exact rounding error (Dekker 1971). Magnitudes below 2^115, products above 2^-100. */
 FN_ vf32_ K_(two_product)(vf32_ a, vf32_ b, vf32_ *error) {
     const vf32_ split = splat_(4097.0f), p = mul_(a, b), at = mul_(a, split), bt = mul_(b, split);
     const vf32_ ah = sub_(at, sub_(at, a)), al = sub_(a, ah), bh = sub_(bt, sub_(bt, b)), bl = sub_(b, bh);
@@ -4614,11 +4561,9 @@ FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
 
 /* ---- functions from 16 bits to 16 bits ---- */
 
-/* kopt_map() computes f(x) by exp, log or tanh, whatever KAHAN_OPT_SLEEF says: map_argument() is its argument,
-   map_result() makes f(x) of its result. */
+/* kopt_map() computes f(x) as map_result() of exp, log or tanh of map_argument(), whatever KAHAN_OPT_SLEEF says. */
 
-/* g(|x|) = |x| (c1 + c3 x^2) of the tanh form of GELU is the returned value + *remainder. |x| above 12 and NaN count
-   as 12. */
+/* g(|x|) = |x| (c1 + c3 x^2) of GELU's tanh form is the returned value + *remainder. |x| > 12 and NaN count as 12. */
 FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *remainder) {
     /* The square is exact: x has at most 11 significant bits. */
     const vf32_ a = K_(clamp_abs)(abs_(x), 12.0f), c1 = splat_(1.59576917f), square = mul_(a, a);
@@ -4906,8 +4851,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
 
 /* Sections 4 to 6a: gradient and moments in, the direction out. It is what the rate multiplies in the update. */
 
-/* The moments of a weight, as in kopt_slot: a rule replaces the old ones by the new ones. root: the roots of the new
-   means of squares. */
+/* The moments of a weight, as in kopt_slot: a rule replaces old by new. root: the roots of the new means of squares. */
 typedef struct moments_ {
     vf32_ x[4], root[4];
 } moments_;
@@ -5039,9 +4983,8 @@ FN_ vf32_ K_(full_weight)(kopt_rounding rounding, kopt_format format, vu32_ stor
 
 /* The weight store of section 3, for 16-bit weights. Returns the new weight, w - update, in the upper half. w: as decay
    reads it; compensation: that of KAHAN. Sets *residual, in the upper half (COMPACT: its low 8 bits). Raises *largest
-   to |w - update| where vectors have to test it before rounding: with COMPACT and EXACT, in fp16 with NEAREST and
-   STOCHASTIC, and with CHECK_UNROUNDED_ always. The caller flushes small bf16 weights to zero, vector code also small
-   compensations. */
+   to |w - update| where vectors must test it before rounding: with COMPACT and EXACT, in fp16 with NEAREST and
+   STOCHASTIC, and with CHECK_UNROUNDED_ always. The caller flushes small bf16 weights, vectors also compensations. */
 FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update, vu32_ r, const constants_ *c,
                      vu32_ *residual, vu32_ *largest) {
     const int kahan = kind.rounding == KOPT_KAHAN;
@@ -5139,8 +5082,7 @@ FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e
 
 /* The scalar code of a step takes any kind and any value. */
 
-/* A new moment as stored, in the low bits. An fp32 buffer takes it unrounded, and takes the root of a mean of squares.
-   r: the random bits of the element. */
+/* A new moment as stored, in the low bits; for an fp32 buffer unrounded, a mean of squares as root. r: random bits. */
 NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const int square = kopt_is_square_(kind.rule, moment);
     const constants_ c = K_(make_constants)();
@@ -5416,8 +5358,7 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int order) {
     return pack_high16_(a, b);
 }
 
-/* Loads a pair of weights as decay reads them, and the compensations: those of KAHAN, or 0. largest: see
-   from_extended. */
+/* Loads a pair of weights as decay reads them, and KAHAN's compensations, else 0. largest: see from_extended. */
 FN_ pair_ K_(load_weight_pair)(const kopt_job_ *j, kopt_kind_ kind, size_t i, int order, const constants_ *c,
                                pair_ *compensation, vu32_ *largest) {
     pair_ w;
@@ -5553,8 +5494,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     }
     x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number, r->stride, 0, order, &a);
     x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number, r->stride, 1, order, &b);
-    /* A NaN of another format can have bits below those of a bf16. Rounding could carry them and turn the NaN into a
-       number. */
+    /* A NaN of another format can have bits below those of a bf16: rounding could carry and make it a number. */
     if (kind.grad != kind.weight || (kind.moment_count > 0 && kind.moment != kind.weight)) {
         if (any_true_(K_(unordered)(x->a, x->b))) return 0;
     }
@@ -6033,8 +5973,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 
 /* ---- conversions of arrays ---- */
 
-/* Rounds any value to nearest even; the result is in the low bits. A NaN stays a NaN and keeps the upper bits of its
-   payload. */
+/* Rounds any value to nearest even, into the low bits. A NaN stays a NaN and keeps the upper bits of its payload. */
 FN_ vu32_ K_(convert_value)(vf32_ x, kopt_format to) {
     const vu32_ a = as_u32_(x), mag = and_(a, isplat_(0x7FFFFFFFu));
     if (to == KOPT_F32) return a;
@@ -6050,8 +5989,7 @@ FN_ vu32_ K_(clip_value)(vu32_ a, kopt_format format, vu32_ limit) {
     return or_(select_(igt_(mag, infinity), mag, select_(igt_(mag, limit), limit, mag)), isub_(a, mag));
 }
 
-/* docs/numerics.md, section 13. Scales the sum and rounds it to nearest. Keeps subnormals; a NaN becomes the canonical
-   NaN. */
+/* docs/numerics.md, section 13. Scales the sum and rounds it to nearest. Keeps subnormals; NaN becomes canonical. */
 FN_ vu32_ K_(reduce_value)(vf32_ sum, float scale, kopt_format to) {
     if (kopt_as_u32_(scale) != 0x3F800000u) sum = mul_(sum, splat_(scale));
     return to != KOPT_F32 ? K_(round_nearest16)(sum, to) : as_u32_(K_(canonical_nan)(sum));
@@ -6212,8 +6150,7 @@ FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
     for (i = 0; i < LANES_; i++) kopt_norm_accumulate_(norm, part[i], p);
 }
 
-/* |x| as fp32 bits, for vector i of a group. bf16: the even or the odd elements of two vectors; the order does not
-   matter to a sum. */
+/* |x| as fp32 bits, for vector i of a group. bf16: the even or the odd elements of two vectors; sums need no order. */
 FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     if (format == KOPT_F32) return and_(load32_(p + 4 * LANES_ * i), isplat_(0x7FFFFFFFu));
     if (format == KOPT_FP16) return K_(abs_u32)(widen_fp16_(load16_(p + 2 * LANES_ * i)));
@@ -7307,8 +7244,7 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_layout_ *l
     return kopt_add_array_(array, state + l->slow_residual, l->n, l->residual_bytes);
 }
 
-/* Makes the optimizer that a header describes, with defaults for what it does not record. saved: the header is that of
-   a checkpoint, or of a tensor in it. */
+/* Makes the optimizer that a header describes; defaults elsewhere. saved: the header is of a checkpoint or in one. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
     const int sgd = h[5] == KOPT_SGD, moments = h[9] & 7;
     *opt = kopt_make_optimizer_((kopt_rule)h[5], 0);
@@ -7419,8 +7355,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
 
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
 
-/* StableAdamW: adds the squares of the ratios g / max(sqrt(v) * root_scale, eps) of elements [begin, end) to norm
-   (section 6a). */
+/* StableAdamW: adds the squares of g / max(sqrt(v) * root_scale, eps) of elements [begin, end) to norm (section 6a). */
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
     size_t chunk = KOPT_RATIOS_;
@@ -8125,8 +8060,7 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     return KOPT_OK;
 }
 
-/* Begins a step with a copy of opt: its grad_scale is divided by the loss scale, its clip is the clip coefficient of
-   norm (1 if norm is NULL). */
+/* Begins a step with a copy of opt: grad_scale divided by the loss scale, clip from norm (1 if that is NULL). */
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
                                                     const kopt_norm *norm, double max_norm, kopt_step *step) {
     kopt_result result = kopt_check_scaler_(scaler);
