@@ -501,7 +501,7 @@ class Writer:
             out.append(one(m))
             i = m.end()
         out.append(escaped(text[i:]))
-        line = re.sub(r"`[^`]+`|\[[^\]]*\]\([^)]*\)", lambda m: m.group(0).replace(" ", SPAN), "".join(out))
+        line = re.sub(r"`[^`]+`|\[[^][]*\]\([^)]*\)", lambda m: m.group(0).replace(" ", SPAN), "".join(out))
         return line.replace("|", "\\|").replace(SPAN, " ") if cell else line
 
     def paragraph(self, text, seen, indent=""):
