@@ -1034,19 +1034,18 @@ static void call_dither(void) {
     const ref_layout l = ref_layout_of(&w.opt, t->n);
     unsigned char *state = t->state;
     uint32_t no = below(64);
-    int good, expected;
+    int good, expected, readable;
     size_t i;
     span s[SPANS];
     spans(&w.opt, t, s);
     expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t) && no > 1 &&
                (w.opt.weight_format == KOPT_F32 || w.opt.rounding != KOPT_NEAREST);
+    readable = expected && l.residual_width && t->n;
+    for (i = 0; readable && i < t->n * l.residual_width; ++i) expected &= state[l.residual + i] == 0;
     prepare();
     if (state != NULL && t->state_size >= 64) reads(state, 64);
-    if (expected && l.residual_width) {
-        for (i = 0; i < t->n * l.residual_width; ++i) expected &= state[l.residual + i] == 0;
-        reads(s[0].p, s[0].size), reads(state + l.residual, t->n * l.residual_width);
-    }
-    if (expected && l.residual_width && t->n) {
+    if (readable) reads(s[0].p, s[0].size), reads(state + l.residual, t->n * l.residual_width);
+    if (expected && readable) {
         writes(state + l.residual, t->n * l.residual_width), writes(s[2].p, s[2].size);
         writes(state + l.slow, t->n * l.slow_width), writes(state + l.slow_residual, t->n * l.slow_residual_width);
     }
