@@ -205,12 +205,11 @@ def run_all():
 def present():
     """Peers that are installed."""
     found = []
-    for arm, module in zip(PEERS, ("optimi", "torchao.optim")):
+    for arm, module in () if QUICK else zip(PEERS, ("optimi", "torchao.optim")):
         try:
-            assert not QUICK
             __import__(module)
             found.append(arm)
-        except (ImportError, AssertionError, AttributeError, RuntimeError) as absent:
+        except (ImportError, AttributeError, RuntimeError) as absent:
             print("SKIPPED: %s (%s)" % (arm, str(absent).splitlines()[:1]), file=sys.stderr)
     return found
 

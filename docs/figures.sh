@@ -1,6 +1,6 @@
 #!/bin/sh
-# docs/figures.sh [bench | firmware | fidelity [draw] | finetuning [draw]]: the figures of README.md and of docs, from the programs that
-# measure them.
+# docs/figures.sh [bench | firmware | fidelity [draw] | finetuning [draw]]: the figures of README.md and of docs, from
+# the programs that measure them.
 # A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
 # `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
 # change it, too. `fidelity`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.

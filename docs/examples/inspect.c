@@ -37,9 +37,11 @@ static void describe(const kopt_optimizer *o) {
     else
         printf(", beta %g %g, eps %g\n", o->beta1, o->beta2, o->eps);
     printf("  weights    %s", formats[o->weight_format]);
-    if (o->weight_format != KOPT_F32) printf(", rounding %s", roundings[o->rounding]);
-    if (o->rounding == KOPT_KAHAN || o->rounding == KOPT_COMPACT)
-        printf(", its compensation %s", roundings[o->compensation_rounding]);
+    if (o->weight_format != KOPT_F32) {
+        printf(", rounding %s", roundings[o->rounding]);
+        if (o->rounding == KOPT_KAHAN || o->rounding == KOPT_COMPACT)
+            printf(", its residual %s", roundings[o->compensation_rounding]);
+    }
     printf("\n  moments    %s", moments ? formats[o->moment_format] : "none");
     if (moments && o->moment_format != KOPT_F32) printf(", rounding %s", roundings[o->moment_rounding]);
     puts("");

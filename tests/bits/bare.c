@@ -22,7 +22,7 @@ void *memset(void *to, int value, size_t size) {
 
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
 
-/* clang calls these, as it knows the alignment; -Oz also the first of each. */
+/* What clang calls instead: the names end in the alignment that it knows of. */
 #define COPIES(name)                                    \
     void name(void *to, const void *from, size_t size); \
     void name(void *to, const void *from, size_t size) { memcpy(to, from, size); }

@@ -406,10 +406,9 @@ def long_lines(path, text):
     wrong, fenced = [], False
     for number, line in enumerate(text.split("\n"), 1):
         measured = line
-        if path.endswith(".md"):
-            fence = re.match(r"\s*(```|~~~)", line)
-            fenced = fenced != bool(fence)
-            if fenced or fence or line.startswith(("|", "    ")):
+        fenced = fenced != line.startswith("```")
+        if path.endswith(".md") and not fenced:
+            if line.startswith(("|", "    ")):
                 continue
             measured = re.sub(r"`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<[^>]*>|https?://\S+", "", line)
         if len(measured) > COLUMNS:
@@ -420,9 +419,10 @@ def long_lines(path, text):
 def check_columns(tree):
     """no line is longer than 120 columns"""
     wrong = []
-    for path in files([HEADER, CUDA, "build.sh", "README.md", "docs/*.md", "docs/examples/*", "docs/examples/*/*",
-                       "docs/playground/*"] +
-                      [d + "/*." + e for d in ("tests", "tests/*", "bench") for e in ("c", "h", "cu", "py", "sh")]):
+    for path in files([HEADER, CUDA, "build.sh", "README.md", "docs/*.md", "docs/*.sh", "docs/*.py", "docs/recipes/*",
+                       "docs/examples/*", "docs/examples/*/*", "docs/playground/*"] +
+                      [d + "/*." + e for d in ("tests", "tests/*", "bench")
+                       for e in ("c", "h", "cu", "py", "sh", "js", "txt", "md")]):
         wrong += long_lines(path, tree.read(path))
     return wrong
 
