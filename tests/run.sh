@@ -303,7 +303,7 @@ run_tests() {
     with "the rehearsal of the day with a GPU" nvcc test -n "$NVCC" && turn 6 &&
         part cuda_day sh tests/gpu/cuda_day_test.sh
     for tool in gcc clang; do
-        with "the tests under $tool's sanitizers" "$tool with AddressSanitizer" sanitizes $tool '' &&
+        with "the tests under $tool's sanitizers" "$tool with AddressSanitizer" sanitizes $tool '' && turn 2 &&
             part sanitize_$tool sh tests/robust/sanitize.sh $tool
     done
     with libFuzzer libclang-rt-14-dev sanitizes clang ,fuzzer && part sanitize_fuzz sh tests/robust/sanitize.sh fuzz
@@ -352,7 +352,7 @@ run_tests() {
     with "the converters" "python3-torch, torch-optimi or safetensors" optimi 'torch, safetensors' &&
         part convert_formats /usr/bin/python3 tests/examples/test_convert_formats.py build/tests/python
     with "the evidence with small settings" "python3-torch, python3-sklearn or python3-matplotlib" \
-        imports 'torch, sklearn, matplotlib' && turn 4 && part fidelity sh tests/examples/fidelity.sh
+        imports 'torch, sklearn, matplotlib' && turn 12 && part fidelity sh tests/examples/fidelity.sh
     run_jobs
     prove_all
 }
