@@ -5885,13 +5885,11 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
                                            order != 0 ? PAIR_ : 0);
                 x = K_(load_f32_pair)(buffer);
             }
-            if (!pipelined) {
+            if (!pipelined) /* without `continue`, which makes AVX2's loop 10 % slower (gcc 12) */
                 K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q, x, r.number, order);
-                continue;
-            }
-            if (q != begin) K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q - PAIR_, pending, last.number, order);
-            pending = x;
-            last = r;
+            else if (q != begin)
+                K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q - PAIR_, pending, last.number, order);
+            if (pipelined) pending = x, last = r;
         }
         if (k.zero_grad) memset(a.grad + i * kopt_bytes_of_(kind.grad), 0, n * kopt_bytes_of_(kind.grad));
     }
