@@ -5889,7 +5889,10 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
                 K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q, x, r.number, order);
             else if (q != begin)
                 K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q - PAIR_, pending, last.number, order);
-            if (pipelined) pending = x, last = r;
+            if (pipelined) {
+                pending = x;
+                last = r;
+            }
         }
         if (k.zero_grad) memset(a.grad + i * kopt_bytes_of_(kind.grad), 0, n * kopt_bytes_of_(kind.grad));
     }
