@@ -12,6 +12,13 @@ awk '$1 == "dynamic," && $4 == 0 && $6 > 0 && $9 < $8 / 1000 { found = 1 } END {
 report $? "underflow: with, none is zero, some steps overflow and are skipped, the loss falls"
 sed 's/^/# /' $out/log
 
+${CC:-cc} $warnings -O2 -o $out/memory docs/examples/memory.c >$out/log 2>&1 && $out/memory >$out/log &&
+    sed -n '/^| AdamW | released/,/^$/p' docs/faq.md | sed '$d' | diff - $out/log >$out/difference
+report $? "memory: docs/faq.md has the table that it prints"
+$out/memory 7b >$out/log 2>&1
+[ $? = 2 ] && grep -q '^usage' $out/log
+report $? "memory: refuses what is not a number"
+
 ${CC:-cc} $warnings -O2 -o $out/compress docs/examples/compress.c -lm >$out/log 2>&1 && $out/compress >$out/log
 report $? \
     "compress: SGD with 16, 8 and 1 bit and error feedback reaches the loss of fp32, with biased signs it does not"

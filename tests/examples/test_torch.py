@@ -1727,6 +1727,25 @@ def finetuned():
         assert full.keys() == start.keys() and len(kept) > 20 and start[kept[0]].dtype == BF16
 
 
+@test
+def rehearsed():
+    """bench/gpt2.py, which wants a GPU and an hour: its toy learns, only nearest lags, a file that is cut is refused"""
+    paths = os.pathsep.join([sys.argv[1]] + os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    run = lambda code: subprocess.run([sys.executable, "-c", "import sys; sys.path[0] = 'bench'; import gpt2; " + code],
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                      env=dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"))
+    said = run("gpt2.main(['toy'])").stdout
+    loss = {arm: float(x) for arm, x in re.findall(r"(?m)^\| (\w+) \| ([\d.]+) ", said)}
+    assert len(loss) == 5 and loss["mixed"] < 5 and loss.pop("nearest") > loss["mixed"] + 0.005, said
+    assert max(loss.values()) - min(loss.values()) < 0.003, said
+    with tempfile.NamedTemporaryFile() as file:
+        with open("build/gpt2.bin", "rb") as whole:
+            file.write(whole.read()[:-1])
+        file.flush()
+        refused = run("gpt2.tokens_of(%r)" % file.name)
+        assert refused.returncode == 1 and "is cut off" in refused.stderr, refused.stderr
+
+
 def main():
     torch.set_num_threads(1)
     word = sys.argv[2] if len(sys.argv) > 2 else ""
