@@ -6,9 +6,9 @@ GPU and an hour.
     PYTHONPATH=build/python python3 bench/gpt2.py toy [ARM...]                         a toy on the CPU, in seconds
 
 The files are those of llm.c's dev/data: 256 words of 32 bits (20240520, 1, number of tokens, zeros), then tokens of 16
-bits. Architecture, initial weights, betas, decay, warm-up and clipping are llm.c's for this model; the batch is smaller,
-so that an hour has enough steps, and is one micro-batch, so that no gradients are summed in 16 bits. All arms begin at
-the same bf16 numbers and see the same batches. Prints the losses, a table for docs/gpu.md, and the hash of the losses.
+bits. Architecture, initial weights, betas, decay and clipping are llm.c's for this model; the batch is smaller, so that
+an hour has enough steps, and is one micro-batch, so that no gradients are summed in 16 bits. All arms begin at the same
+bf16 numbers and see the same batches. Prints the losses, a table for docs/gpu.md, and the hash of the losses.
 Not run on a GPU yet. What could be tuned was fixed before:"""
 LAYERS, WIDTH, HEADS, LENGTH, TOKENS = 12, 768, 12, 1024, 50257
 STEPS, BATCH, EVERY, VALIDATION = 3000, 32, 250, 20  # EVERY so many steps: the loss of VALIDATION batches

@@ -25,8 +25,9 @@ static void describe(const kopt_optimizer *o) {
     static const char *const formats[] = {"fp32", "bf16", "fp16", "8-bit"};
     static const char *const roundings[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
     static const char *const decays[] = {"L2", "decoupled", "fully decoupled"};
+    const char *const rule = (size_t)o->rule < sizeof rules / sizeof *rules ? rules[o->rule] : "unknown rule";
     const int moments = o->rule == KOPT_EMA || (o->rule == KOPT_SGD && o->momentum <= 0) ? 0 : 1;
-    printf("  optimizer  %s%s%s%s, step %lu, seed %llu\n", o->stable ? "Stable" : "", rules[o->rule],
+    printf("  optimizer  %s%s%s%s, step %lu, seed %llu\n", o->stable ? "Stable" : "", rule,
            o->amsgrad ? " with AMSGrad" : "", o->nesterov ? " with Nesterov momentum" : "", (unsigned long)o->step,
            (unsigned long long)o->seed);
     printf("  settings   lr %g, weight decay %g (%s)", o->lr, o->weight_decay, decays[o->decay_mode]);

@@ -104,6 +104,7 @@ enum { SPECIAL_WORDS = sizeof special_words / sizeof *special_words };
 
 static const char *const format_name[] = {"fp32", "bf16", "fp16", "8-bit", "1-bit"};
 static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
+enum { ROUNDINGS = KOPT_EXACT + 1 };
 
 /* ---- Hashes ------------------------------------------------------------------------------------------------------ */
 

@@ -208,7 +208,7 @@ static void check_equal_runs(void) {
     for (rule = 0; rule < 8; ++rule)
         for (form = 0; form < 15; ++form) {
             kopt_optimizer opt = rule_of(rule), other_opt = opt;
-            opt.weight_format = (kopt_format)(form % 3), opt.rounding = (kopt_rounding)(form % 5);
+            opt.weight_format = (kopt_format)(form % 3), opt.rounding = (kopt_rounding)(form % ROUNDINGS);
             opt.moment_format = (kopt_format)((form + rule) % 4);
             build(&m, &opt);
             build(&whole, &opt);
