@@ -7,7 +7,7 @@
        released     no gradient: each tensor is stepped as soon as its gradient exists
        gradient     the gradient of all weights
        sum          and a sum of the gradients of several micro-batches
-       all-reduce   and what goes over the network, if it is a copy                                                    */
+       all-reduce   and what goes over the network, if it is a copy                                                   */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
 
