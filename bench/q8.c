@@ -2,6 +2,7 @@
 
        ./build.sh bench q8 check                 the properties of the codes, over all numbers they meet
        ./build.sh bench q8 blocks [BETA2]        second moments: the length of a step by them, by kinds of blocks
+       ./build.sh bench q8 errors                one store and a run of stores, beside bitsandbytes and FlashOptim
        ./build.sh bench q8 steps [BETA2]         whole steps, with both moments stored, beside larger outliers
        ./build.sh bench q8 train TEXT [BETA2]    the final loss of four tasks, 10 seeds; TEXT is a file for two of them
        ./build.sh bench q8 train TEXT BETA2 DIGITS   digits in UCI's format (optdigits.tes), not drawn
@@ -163,7 +164,7 @@ static float dynamic_store(float y, int is_square, float random) { /* 0 <= y <= 
     return low < 0 && is_square ? value[0] : below_y;
 }
 
-/* What is left of the n values of a block after they were stored. */
+/* What is left of the n values of a block after they were stored. d: NULL rounds to nearest. */
 static void store_block(const store *s, float *x, int n, int is_square, draws *d) {
     float largest = 0, scale, inverse;
     uint64_t word = 0;
@@ -175,9 +176,11 @@ static void store_block(const store *s, float *x, int n, int is_square, draws *d
     scale = s->kind == LINES && !is_square ? signed_scale(largest) : largest < 0x1p-126f ? 0 : largest;
     inverse = s->kind == LINES && !is_square ? signed_inverse(scale) : 1 / scale;
     for (i = 0; i < n; i++, word >>= 16) {
-        int32_t random;
-        if (i % 4 == 0) word = draw(d);
-        random = (int32_t)(word & 0xFFFF);
+        int32_t random = 32768;
+        if (d != NULL) {
+            if (i % 4 == 0) word = draw(d);
+            random = (int32_t)(word & 0xFFFF);
+        }
         if (s->kind == BF16)
             x[i] = from_bits((int32_t)((uint32_t)(bits(x[i]) + random) & 0xFFFF0000u));
         else if (scale == 0)
@@ -323,6 +326,92 @@ static void blocks(float beta2) {
             fflush(stdout);
         }
         printf("\n");
+    }
+}
+
+/* ---- errors --------------------------------------------------------------------------------------------------- */
+
+/* The codes of FlashOptim 0.1.4, to nearest: in groups of 32 with an fp16 scale, the first moment by softsign. */
+static void store_companded(float *x, int n, int is_square) {
+    int i, k, exponent;
+    for (i = 0; i < n; i += 32) {
+        float largest = 1e-12f, quantum;
+        for (k = i; k < i + 32; k++) largest = fmaxf(largest, is_square ? sqrtf(x[k]) : fabsf(x[k]));
+        frexpf(largest, &exponent);
+        quantum = ldexpf(1, exponent < -13 ? -24 : exponent - 11); /* of fp16 */
+        for (k = i; k < i + 32; k++) {
+            const float stored = rintf(largest / quantum) * quantum;
+            if (is_square) {
+                const float root = rintf(sqrtf(x[k]) / largest * 255) / 255 * stored;
+                x[k] = root * root;
+            } else {
+                const float y = x[k] / largest, code = floorf(2 * y / (1 + fabsf(y)) * 127 + 0.5f) / 127;
+                x[k] = code / (2 - fabsf(code)) * stored;
+            }
+        }
+    }
+}
+
+typedef struct {
+    const char *name;
+    const store *code; /* NULL: companded */
+    int nearest_first, nearest_second;
+} coding;
+
+static void store_moment(const coding *c, float *x, int n, int is_square, draws *d) {
+    int i;
+    if (c->code == NULL)
+        store_companded(x, n, is_square);
+    else
+        for (i = 0; i < n; i += BLOCK)
+            store_block(c->code, x + i, BLOCK, is_square, (is_square ? c->nearest_second : c->nearest_first) ? NULL : d);
+}
+
+static float direction(const float *moment, int i, int n) { return moment[i] / (sqrtf(moment[n + i]) + 1e-12f); }
+
+/* Moments of normal gradients, all of one size, as in bitsandbytes' own test: the mean error of one store over the mean
+   magnitude, and the rms error of the step; then the same of a run in which each step stores its moments, and the second
+   moments some time after every other gradient has become 100 times smaller. */
+static void errors(void) {
+    enum { N = 8192, ONCE = 1000, AFTER = 4000 };
+    static const coding codings[] = {
+        {"**here**", &stores[7], 0, 0},          {"here, first moments to nearest", &stores[7], 1, 0},
+        {"here, both to nearest", &stores[7], 1, 1}, {"dynamic map, stochastic", &stores[2], 0, 0},
+        {"... first moments to nearest", &stores[2], 1, 0}, {"... both: bitsandbytes", &stores[2], 1, 1},
+        {"companded: FlashOptim", NULL, 1, 1}};
+    static float exact[2 * N], kept[2 * N], once[2 * N];
+    size_t c;
+    int i, t, k;
+    printf("| error, %% | m, one store | v, one store | step, one store | step in a run | v after a drop by 100, fp32: 1 |\n"
+           "|---|---|---|---|---|---|\n");
+    for (c = 0; c < sizeof codings / sizeof *codings; c++) {
+        draws g = draws_of(1, 1), d = draws_of(1, 2);
+        double wrong[2] = {0, 0}, size[2] = {0, 0}, off[2] = {0, 0}, length = 0, left = 0, right = 0;
+        memset(exact, 0, sizeof exact);
+        memset(kept, 0, sizeof kept);
+        for (t = 1; t <= ONCE + AFTER; t++) {
+            for (i = 0; i < N; i++) {
+                const float x = gauss(&g) * (t <= ONCE || i % 2 == 0 ? 0.01f : 0.0001f);
+                exact[i] = 0.9f * exact[i] + 0.1f * x, exact[N + i] = 0.999f * exact[N + i] + 0.001f * x * x;
+                kept[i] = 0.9f * kept[i] + 0.1f * x, kept[N + i] = 0.999f * kept[N + i] + 0.001f * x * x;
+            }
+            if (t == ONCE) { /* the step that reads what was stored */
+                memcpy(once, exact, sizeof once);
+                for (k = 0; k < 2; k++) store_moment(&codings[c], once + k * N, N, k, &d);
+                for (i = 0; i < 2 * N; i++)
+                    wrong[i / N] += fabs((double)once[i] - (double)exact[i]), size[i / N] += fabs((double)exact[i]);
+                for (i = 0; i < N; i++) {
+                    const double u = (double)direction(exact, i, N);
+                    length += u * u;
+                    off[0] += pow((double)direction(once, i, N) - u, 2);
+                    off[1] += pow((double)direction(kept, i, N) - u, 2);
+                }
+            }
+            for (k = 0; k < 2; k++) store_moment(&codings[c], kept + k * N, N, k, &d);
+        }
+        for (i = N + 1; i < 2 * N; i += 2) left += (double)kept[i], right += (double)exact[i];
+        printf("| %s | %.2f | %.2f | %.1f | %.1f | %.3g |\n", codings[c].name, 100 * wrong[0] / size[0],
+               100 * wrong[1] / size[1], 100 * sqrt(off[0] / length), 100 * sqrt(off[1] / length), left / right);
     }
 }
 
@@ -853,6 +942,10 @@ int main(int argc, char **argv) {
         blocks(argc > 2 ? (float)atof(argv[2]) : 0.999f);
         return 0;
     }
+    if (strcmp(mode, "errors") == 0) {
+        errors();
+        return 0;
+    }
     if (strcmp(mode, "steps") == 0) {
         steps(argc > 2 ? (float)atof(argv[2]) : 0.999f);
         return 0;
@@ -867,6 +960,6 @@ int main(int argc, char **argv) {
         train(argc > 3 ? (float)atof(argv[3]) : 0.999f, argc > 4 ? DIGITS_TASK : TASKS - 1);
         return 0;
     }
-    fprintf(stderr, "usage: q8 check | blocks [BETA2] | steps [BETA2] | train TEXT [BETA2 [DIGITS]]\n");
+    fprintf(stderr, "usage: q8 check | errors | blocks [BETA2] | steps [BETA2] | train TEXT [BETA2 [DIGITS]]\n");
     return 2;
 }
