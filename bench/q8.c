@@ -364,25 +364,29 @@ static void store_moment(const coding *c, float *x, int n, int is_square, draws 
         store_companded(x, n, is_square);
     else
         for (i = 0; i < n; i += BLOCK)
-            store_block(c->code, x + i, BLOCK, is_square, (is_square ? c->nearest_second : c->nearest_first) ? NULL : d);
+            store_block(c->code, x + i, BLOCK, is_square,
+                        (is_square ? c->nearest_second : c->nearest_first) ? NULL : d);
 }
 
 static float direction(const float *moment, int i, int n) { return moment[i] / (sqrtf(moment[n + i]) + 1e-12f); }
 
 /* Moments of normal gradients, all of one size, as in bitsandbytes' own test: the mean error of one store over the mean
-   magnitude, and the rms error of the step; then the same of a run in which each step stores its moments, and the second
+   magnitude, and the rms error of the step; the same of a run in which each step stores its moments; and the second
    moments some time after every other gradient has become 100 times smaller. */
 static void errors(void) {
     enum { N = 8192, ONCE = 1000, AFTER = 4000 };
-    static const coding codings[] = {
-        {"**here**", &stores[7], 0, 0},          {"here, first moments to nearest", &stores[7], 1, 0},
-        {"here, both to nearest", &stores[7], 1, 1}, {"dynamic map, stochastic", &stores[2], 0, 0},
-        {"... first moments to nearest", &stores[2], 1, 0}, {"... both: bitsandbytes", &stores[2], 1, 1},
-        {"companded: FlashOptim", NULL, 1, 1}};
+    static const coding codings[] = {{"**here**", &stores[7], 0, 0},
+                                     {"here, first moments to nearest", &stores[7], 1, 0},
+                                     {"here, both to nearest", &stores[7], 1, 1},
+                                     {"dynamic map, stochastic", &stores[2], 0, 0},
+                                     {"... first moments to nearest", &stores[2], 1, 0},
+                                     {"... both: bitsandbytes", &stores[2], 1, 1},
+                                     {"companded: FlashOptim", NULL, 1, 1}};
     static float exact[2 * N], kept[2 * N], once[2 * N];
     size_t c;
     int i, t, k;
-    printf("| error, %% | m, one store | v, one store | step, one store | step in a run | v after a drop by 100, fp32: 1 |\n"
+    printf("| error, %% | m, one store | v, one store | step, one store | step in a run | v after a drop by 100, fp32: "
+           "1 |\n"
            "|---|---|---|---|---|---|\n");
     for (c = 0; c < sizeof codings / sizeof *codings; c++) {
         draws g = draws_of(1, 1), d = draws_of(1, 2);
