@@ -1,5 +1,6 @@
 # `./build.sh bench fidelity quick`, the small settings of docs/evidence.md: the claims hold, the pictures and tables
-# are there, and a claim that the numbers do not support makes it fail. The same for bench finetuning. Prints TAP.
+# are there, and a claim that the numbers do not support makes it fail. The same for bench finetuning and scale. Prints
+# TAP.
 out=build/tests/fidelity
 results=build/bench/fidelity_quick
 rm -rf $out $results*
@@ -65,5 +66,22 @@ sed 's/"KAHAN, drawn"/@/; s/,KAHAN,/,"KAHAN, drawn",/; s/@/KAHAN/' $results.csv 
 cp $out/swapped $results.csv
 bench quick draw
 [ $status = 1 ]
+report $? "results that are swapped: the exit status is 1"
+
+evidence=scale results=build/bench/scale_quick
+rm -f $results*
+bench quick
+[ $status = 0 ] && grep -q '^| NEAREST | ' $results.md && ! grep '^NOT SHOWN' $out/said
+report $? "bench scale quick: the numbers support the claims"
+grep '^sha256 of the numbers' $out/said >$out/numbers
+sed -i '/,KAHAN,1,/d' $results.csv
+bench quick
+[ $status = 0 ] && grep -qxF "$(cat $out/numbers)" $out/said &&
+    grep -q '^scale: 26 runs are done, 2 are not' $out/errors
+report $? "begun again, it makes the runs that are missing, with the same numbers"
+sed 's/,NEAREST,/,@,/; s/,KAHAN,/,NEAREST,/; s/,@,/,KAHAN,/' $results.csv >$out/swapped
+cp $out/swapped $results.csv
+bench quick draw
+[ $status = 1 ] && grep -q '^NOT SHOWN: level with fp32: KAHAN' $out/said
 report $? "results that are swapped: the exit status is 1"
 echo "1..$count"
