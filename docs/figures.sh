@@ -1,9 +1,9 @@
 #!/bin/sh
-# docs/figures.sh [bench | firmware | fidelity [draw] | finetuning [draw]]: the figures of README.md and of docs, from
-# the programs that measure them.
+# docs/figures.sh [bench | firmware | fidelity [draw] | finetuning [draw] | tasks [draw]]: the figures of README.md and
+# of docs, from the programs that measure them.
 # A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
 # `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
-# change it, too. `fidelity`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.
+# change it, too. `fidelity`, `tasks`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/figures
@@ -104,5 +104,10 @@ finetuning) # draw: from the last run
     ./build.sh bench finetuning "$@" >$out/finetuning || { cat $out/finetuning >&2 && fail "bench finetuning fails"; }
     fill docs/fine-tuning.md finetuning <build/bench/finetuning.md
     copy build/bench/finetuning.svg docs/finetuning.svg
+    ;;
+tasks) # draw: from the last run
+    shift
+    ./build.sh bench tasks "$@" >$out/tasks || { cat $out/tasks >&2 && fail "bench tasks fails"; }
+    fill docs/evidence.md tasks <build/bench/tasks.md
     ;;
 esac
