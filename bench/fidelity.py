@@ -61,11 +61,11 @@ FORMAT = {torch.float32: kopt.KOPT_F32, torch.bfloat16: kopt.KOPT_BF16, torch.fl
 
 
 class Ours:
-    """kopt_adamw for a list of parameters, with the face of a torch.optim.Optimizer."""
+    """kopt_adamw, or another rule, for a list of parameters, with the face of a torch.optim.Optimizer."""
 
-    def __init__(self, parameters, seed, lr, betas, eps, weight_decay, **fields):
+    def __init__(self, parameters, seed, lr, betas, eps, weight_decay, rule=kopt.kopt_adamw, **fields):
         self.parameters, self.param_groups, self.grad_scale = parameters, [{"lr": lr}], 1
-        self.opt = kopt.kopt_adamw(lr)
+        self.opt = rule(lr)
         self.opt.beta1, self.opt.beta2 = betas
         self.opt.eps, self.opt.weight_decay, self.opt.seed = eps, weight_decay, seed
         self.opt.weight_format = FORMAT[parameters[0].dtype]
@@ -456,11 +456,11 @@ def run(size, methods, versions):
         file.write(versions + "\n")
 
 
-def packages():
+def packages(*more):
     """The packages of PyPI that are there, by name, and their versions."""
     found = {"torch": torch.__version__.split("+")[0]}
     for name, module, wheel in (("optimi", "optimi", "torch-optimi"), ("torchao", "torchao.optim", "torchao"),
-                                ("bitsandbytes", "bitsandbytes", "bitsandbytes")):
+                                ("bitsandbytes", "bitsandbytes", "bitsandbytes"), *more):
         try:
             importlib.import_module(module)
             found[name] = importlib.import_module("importlib.metadata").version(wheel)

@@ -19,6 +19,7 @@ bench_usage() {
 ./build.sh bench fidelity [quick]    what 16 bit loses, with error bars (docs/evidence.md); draw: once more
 ./build.sh bench finetuning [quick]  from 16-bit weights: what the weights show (docs/fine-tuning.md)
 ./build.sh bench scale [quick]       a GPT of a million weights, also fine-tuned (docs/evidence.md)
+./build.sh bench tasks [quick]       average, rare rows, residual net, policy, drift (docs/evidence.md)
 ./build.sh bench theorem1            how far from the solution SGD with 16-bit weights ends
 ./build.sh bench q8 [check | ...]    which 8-bit code serves the moments of AdamW? (docs/evidence.md)
 TEXT
@@ -88,7 +89,7 @@ bench_converters() {
     PYTHONPATH=$PWD/build/peers exec python3 bench/converters.py build/python
 }
 
-# bench/fidelity.py, finetuning.py or scale.py with a Python that has PyTorch, scikit-learn and matplotlib: in
+# bench/fidelity.py, finetuning.py, scale.py or tasks.py with a Python that has PyTorch, scikit-learn and matplotlib: in
 # build/peers, or Debian's. `quick` and `draw` install nothing.
 bench_fidelity() { # bench_fidelity NAME WORD...
     evidence=$1
@@ -98,6 +99,7 @@ bench_fidelity() { # bench_fidelity NAME WORD...
     if [ $# = 0 ]; then
         install_peers
         [ ! -d build/peers/torch ] || [ -d build/peers/sklearn ] || pip_peers scikit-learn matplotlib || true
+        [ $evidence != tasks ] || [ -d build/peers/heavyball ] || pip_peers --no-deps heavyball opt-einsum || true
     fi
     newer_library build/bench/python || python_library build/bench/python
     exec_python 'torch, sklearn, matplotlib' "bench/$evidence.py" "$@"
@@ -174,7 +176,7 @@ bench() {
     help) bench_usage ;;
     compare | calls) shift && exec sh bench/$name.sh "$@" ;; # they check their own arguments
     q8) shift && optimize=-O3 && bench_program q8 "$@" ;;
-    fidelity | finetuning | scale) bench_fidelity "$@" ;;
+    fidelity | finetuning | scale | tasks) bench_fidelity "$@" ;;
     torch | converters) shift && bench_$name "$@" ;;
     wasm) shift && knows 'bench wasm' N "$@" && exec sh bench/wasm.sh "$@" ;;
     cliffs)

@@ -1,9 +1,9 @@
 #!/bin/sh
-# docs/figures.sh [bench | firmware | fidelity [draw] | finetuning [draw] | scale [draw]]: the figures of README.md and
-# of docs, from the programs that measure them.
+# docs/figures.sh [bench | firmware | fidelity | finetuning | scale | tasks [draw]]: the figures of README.md and of
+# docs, from the programs that measure them.
 # A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
 # `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
-# change it, too. `fidelity`, `scale`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.
+# change it, too. `fidelity`, `scale`, `tasks`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/figures
@@ -109,5 +109,10 @@ scale) # goes on with the last run; draw: from it as it is
     shift
     ./build.sh bench scale "$@" >$out/scale || { cat $out/scale >&2 && fail "bench scale fails"; }
     fill docs/evidence.md scale <build/bench/scale.md
+    ;;
+tasks) # draw: from the last run
+    shift
+    ./build.sh bench tasks "$@" >$out/tasks || { cat $out/tasks >&2 && fail "bench tasks fails"; }
+    fill docs/evidence.md tasks <build/bench/tasks.md
     ;;
 esac

@@ -1,6 +1,6 @@
 # `./build.sh bench fidelity quick`, the small settings of docs/evidence.md: the claims hold, the pictures and tables
-# are there, and a claim that the numbers do not support makes it fail. The same for bench finetuning and scale. Prints
-# TAP.
+# are there, and a claim that the numbers do not support makes it fail. The same for bench finetuning, scale and tasks.
+# Prints TAP.
 out=build/tests/fidelity
 results=build/bench/fidelity_quick
 rm -rf $out $results*
@@ -84,4 +84,17 @@ cp $out/swapped $results.csv
 bench quick draw
 [ $status = 1 ] && grep -q '^NOT SHOWN: level with fp32: KAHAN' $out/said
 report $? "results that are swapped: the exit status is 1"
+evidence=tasks results=build/bench/tasks
+rm -f ${results}_quick*
+bench quick
+[ $status = 0 ] && [ "$(grep -c '^shown: ' $out/said)" = 2 ] && grep -q '^| NEAREST | ' ${results}_quick.md
+report $? "bench tasks quick: both claims are shown"
+swap quick KAHAN NEAREST
+bench quick draw
+[ $status = 1 ] && [ "$(grep -c '^NOT SHOWN: ' $out/said)" = 2 ]
+report $? "bench tasks: results that are swapped: no claim is shown, and the exit status is 1"
+rm ${results}_quick.csv
+bench quick draw
+[ $status = 2 ] && grep -q '^tasks: there are no results to draw' $out/errors
+report $? "bench tasks: nothing to draw: an error says so"
 echo "1..$count"
