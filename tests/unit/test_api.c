@@ -798,25 +798,6 @@ static void check_names(void) {
            !strcmp(kopt_isa_name(KOPT_ISA_AVX2), "avx2") && !strcmp(kopt_isa_name(KOPT_ISA_AVX512), "avx512") &&
            !strcmp(kopt_isa_name(KOPT_ISA_NEON), "neon") && !strcmp(kopt_isa_name(KOPT_ISA_SIMD128), "simd128"),
        "each instruction set has its own name");
-    /* An entry at another place would give the right bits by other code. */
-#define HAS(isa, name) bad += kopt_table_[isa].step != NULL && kopt_table_[isa].step != kopt_step_##name##_;
-    bad = kopt_table_[KOPT_ISA_SCALAR].step != kopt_step_scalar_;
-#if defined(KOPT_SSE2_)
-    HAS(KOPT_ISA_SSE2, sse2)
-#endif
-#if defined(KOPT_AVX2_)
-    HAS(KOPT_ISA_AVX2, avx2)
-#endif
-#if defined(KOPT_X86_)
-    HAS(KOPT_ISA_AVX512, avx512)
-#endif
-#if defined(KOPT_NEON_)
-    HAS(KOPT_ISA_NEON, neon)
-#endif
-#if defined(KOPT_SIMD128_)
-    HAS(KOPT_ISA_SIMD128, simd128)
-#endif
-    ok(!bad, "each entry of the table is at the place of its instruction set");
     ok(kopt_isa_force((kopt_isa)99) == KOPT_ERROR_ISA && !kopt_isa_usable((kopt_isa)99) && kopt_isa_name((kopt_isa)99),
        "ISA: number 99");
     ok(kopt_isa_force(KOPT_ISA_COUNT) == KOPT_OK && kopt_isa_usable(kopt_isa_current()), "automatic choice");

@@ -1,6 +1,7 @@
 /* test_convert.c - kopt_convert against integer references: every fp32 to both 16-bit formats, every 16-bit number to
    every format, on every instruction set of this machine. Argument "quick": 2^26 of the 2^32, and all neighbourhoods
-   of special values. "hash" and "reference" print the hash of all 2^32, or with K N of every Nth chunk from K on. */
+   of special values; and the table of instruction sets. "hash" and "reference" print the hash of all 2^32, or with K
+   N of every Nth chunk from K on. */
 #include <stddef.h>
 #include <stdlib.h>
 static size_t stream_from = 64;
@@ -231,6 +232,28 @@ static void check_edges(void) {
     }
 }
 
+/* An entry of the table at another place would give the right bits, by other code. Only this file sees the table. */
+static void check_table(void) {
+    int wrong_place = kopt_table_[KOPT_ISA_SCALAR].convert != kopt_convert_scalar_;
+#define HAS(isa, name) wrong_place += kopt_table_[isa].convert != kopt_convert_##name##_;
+#ifdef KOPT_SSE2_
+    HAS(KOPT_ISA_SSE2, sse2)
+#endif
+#ifdef KOPT_AVX2_
+    HAS(KOPT_ISA_AVX2, avx2)
+#endif
+#ifdef KOPT_X86_
+    HAS(KOPT_ISA_AVX512, avx512)
+#endif
+#ifdef KOPT_NEON_
+    HAS(KOPT_ISA_NEON, neon)
+#endif
+#ifdef KOPT_SIMD128_
+    HAS(KOPT_ISA_SIMD128, simd128)
+#endif
+    ok(!wrong_place, "each entry of the table is at the place of its instruction set");
+}
+
 int main(int count, char **arguments) {
     const char *mode = count > 1 ? arguments[1] : "full";
     if (!strcmp(mode, "hash") || !strcmp(mode, "reference")) {
@@ -243,5 +266,6 @@ int main(int count, char **arguments) {
     check_lowest_bit();
     check_last_step();
     check_edges();
+    check_table();
     return done();
 }
