@@ -1,6 +1,6 @@
 """A larger network than those of bench/fidelity.py: a GPT of a million weights learns 6 MB of text, then another text.
 
-    ./build.sh bench scale          10 minutes of 2 idle cores; begun again, it makes the runs that are missing
+    ./build.sh bench scale          20 minutes of 2 idle cores; begun again, it makes the runs that are missing
     ./build.sh bench scale quick    a small network: seconds
     ./build.sh bench scale draw     the table and the claims of the last run again
 
@@ -14,7 +14,7 @@ Writes build/bench/scale.csv and scale.md (docs/evidence.md). After a change of 
 it, all runs are made. Prints the hash of the numbers. Exit status: 0 if they support the claims, 1 if not. What could
 be tuned was fixed before the runs, the numbers of steps for time, after a look at the time of a step with seed 0:"""
 LAYERS, WIDTH, HEADS, LENGTH, BATCH = 5, 128, 4, 64, 8
-STEPS, FIRST, LAST = 1600, 1e-3, 1e-5  # of the training; the learning rate falls along a cosine
+STEPS, FIRST, LAST = 4000, 1e-3, 1e-5  # of the training; the learning rate falls along a cosine
 TUNING, MARKS = 1e-6, (50, 200)  # of the fine-tuning: the learning rate, constant, and when losses are taken
 SEEDS, BYTES, WINDOWS = (1, 2), 6000000, 512  # a loss is the mean of so many windows of LENGTH bytes
 MARGIN = 0.01  # level: the held-out loss is within so many nats of fp32's, with each seed
