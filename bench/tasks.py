@@ -1,6 +1,6 @@
 """Other tasks: the roundings beside fp32 and other libraries where errors differ from those of bench/fidelity.py.
 
-    ./build.sh bench tasks          all, with the packages of PyPI that are there: 8 minutes of 2 cores
+    ./build.sh bench tasks          all, with the packages of PyPI that are there: 15 minutes of 2 cores
     ./build.sh bench tasks quick    smaller, without the packages: under a minute
     ./build.sh bench tasks draw     the table and the claims of the last run again; also: quick draw
 
@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from fidelity import BNB, FP32, METHODS, NEAREST, OPTIMI, OURS, Q8, TORCH, TORCHAO, digits_data, matrix, uniform
 from torch.nn import Parameter
 
-HEAVY = "HeavyBall bf16+8"
+HEAVY, OPTIMI_OWN, BNB_WIDE = "HeavyBall bf16+8", "optimi Kahan, its beta2 of 0.99", "bitsandbytes 8-bit, fp32 weights"
 
 
 def heavyball_adamw(parameters, hyper):
@@ -53,7 +53,14 @@ def optimi_sgd(parameters, hyper):
                                                  kahan_sum=True, triton=False)
 
 
-METHODS[HEAVY] = fidelity.Method(HEAVY, "", fidelity.peer(heavyball_adamw), peer="heavyball")
+def optimi_own(parameters, hyper):
+    return fidelity.optimi_adamw(parameters, {**hyper, "betas": (0.9, 0.99)})
+
+
+for name, make, wide, package in ((HEAVY, heavyball_adamw, False, "heavyball"),
+                                  (OPTIMI_OWN, optimi_own, False, "optimi"),
+                                  (BNB_WIDE, fidelity.bitsandbytes_adamw, True, "bitsandbytes")):
+    METHODS[name] = fidelity.Method(name, "", fidelity.peer(make), wide=wide, peer=package)
 SGD = {name: fidelity.Method(name, "", fidelity.peer(make))
        for name, make in ((FP32, torch_sgd), (TORCH, torch_sgd), (OPTIMI, optimi_sgd))}
 
@@ -62,7 +69,7 @@ SGD = {name: fidelity.Method(name, "", fidelity.peer(make))
 
 def start(method, weights, seed, rule=None, **changes):
     """The parameters of a method, which begin at the same bf16 numbers for all, and its optimizer."""
-    dtype = torch.float32 if method == FP32 else torch.bfloat16
+    dtype = torch.float32 if METHODS[method].wide else torch.bfloat16
     parameters = [Parameter(w.bfloat16().to(dtype)) for w in weights]
     table = METHODS if rule is None or method in OURS else SGD
     changes.update({"rule": rule} if rule and method in OURS else {})
@@ -246,7 +253,7 @@ class Task:
         return ("0.0" + text[4:] if text[1:5] == "0.0 " else text).replace("-", "−")
 
 
-ADAMW = [FP32] + OURS + [OPTIMI, TORCHAO, TORCH, BNB, HEAVY]
+ADAMW = [FP32] + OURS + [OPTIMI, OPTIMI_OWN, TORCHAO, TORCH, BNB, BNB_WIDE, HEAVY]
 TASKS = {
     "average": Task(average, "average: held-out loss", [FP32] + [m for m in OURS if m != Q8] + [TORCH]),
     "rare rows": Task(rare_rows, "embeddings: loss of rare rows", ADAMW),
