@@ -7,9 +7,10 @@
 Exit status: 0 if the numbers support the claims, 1 if not, 2 if the run cannot begin.
 
 Writes build/bench/tasks.csv and tasks.md (docs/evidence.md), and prints the hash of the numbers. Arms are those of
-bench/fidelity.py, and HeavyBall with `ecc`. In each task and seed all arms begin at the same bf16 numbers and see the
-same data; weights, gradients and what layers pass on have 16 bits, fp32's runs 32. What could be tuned was fixed
-before, after trials with other seeds. AdamW as in fidelity.py, but for the learning rates:"""
+bench/fidelity.py, HeavyBall with `ecc`, optimi with its own beta2, bitsandbytes with fp32 weights. In each task and
+seed all arms begin at the same bf16 numbers and see the same data; weights, gradients and what layers pass on have 16
+bits, fp32's runs 32. What could be tuned was fixed before, after trials with other seeds. AdamW as in fidelity.py, but
+for the learning rates:"""
 DECAY = 0.999  # of the average
 MOMENTUM, L2 = 0.9, 5e-4  # of SGD, as Zamirai et al. 2020 train ResNet; the learning rate falls by 10 at 3/7 and 5/7
 TOKENS, CLASSES = 1024, 16  # the token of rank r comes with a probability of 1 / r; rare: the last three quarters
