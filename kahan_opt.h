@@ -286,7 +286,7 @@ typedef enum kopt_rule {
 /* How weight decay enters the update of a weight w with gradient g. */
 typedef enum kopt_decay_mode {
     KOPT_L2 = 0,             /* g += weight_decay * w                  (PyTorch's Adam and SGD) */
-    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w             (Loshchilov & Hutter) */
+    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w             (PyTorch's AdamW) */
     KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim) */
 } kopt_decay_mode;
 
