@@ -556,7 +556,7 @@ def save(figure, name, title, subtitle, right=0.98):
     top = 0.2 + 0.22 * len(title)  # inches
     figure.text(0.02, 1 - top / height, subtitle, va="top", fontsize=10, color="#57606a")
     figure.tight_layout(rect=(0, 0, right, 1 - (top + 0.25) / height))
-    path = "%s_%s.svg" % (OUT, name)
+    path = path_of(name, ".svg")
     figure.savefig(path, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     with open(path, encoding="utf-8") as file:
         text = file.read()
@@ -586,12 +586,17 @@ def legend(figure, axes, right):
                   handlelength=2.6)
 
 
-def table(name, head, rows):
-    """A table for docs/evidence.md."""
-    with open("%s_%s.md" % (OUT, name), "w", encoding="utf-8") as file:
-        file.write("|%s|\n" % "|".join(" %s " % name if name else " " for name in head) + "|---" * len(head) + "|\n")
-        for row in rows:
-            file.write("|%s|\n" % "|".join(" %s " % cell if cell else " " for cell in row))
+def path_of(name, ending):
+    return OUT + ("_" + name if name else "") + ending
+
+
+def table(name, head, rows, end=""):
+    """Writes a table for docs/evidence.md, and returns it."""
+    line = lambda cells: "|%s|\n" % "|".join(" %s " % cell if cell else " " for cell in cells)
+    text = line(head) + "|---" * len(head) + "|\n" + "".join(map(line, rows)) + end
+    with open(path_of(name, ".md"), "w", encoding="utf-8") as file:
+        file.write(text)
+    return text
 
 
 def signed(pair):

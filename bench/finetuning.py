@@ -82,8 +82,9 @@ class Wide:
         self.master, self.mixed = [Parameter(w.clone()) for w in start], mixed
         self.leaves = [Parameter(w.to(dtype)) for w in start] if mixed else self.master
         self.optimizer = torch.optim.AdamW(self.master, lr=lr, **HYPER)
+        self.param_groups = self.optimizer.param_groups
 
-    def step(self, scale):
+    def step(self, scale=1.0):
         for w, leaf in zip(self.master, self.leaves):
             w.grad = leaf.grad.float() / scale
         self.optimizer.step()
@@ -299,7 +300,6 @@ def draw(rows):
     figure.subplots_adjust(wspace=0.08)
     fidelity.save(figure, "", "With residuals drawn at random the visible weights follow fp32 from the first step on",
                   "Fine-tuning from 16-bit weights. Dashed: residual 0 at first, and master weights", right=0.8)
-    os.replace(OUT + "_.svg", OUT + ".svg")
 
 
 def shown(rows):

@@ -26,7 +26,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kahan_opt import KahanAdamW, param_groups_weight_decay
+sys.path.append("docs/examples")
+import torch_transformer  # noqa: E402
+from kahan_opt import KahanAdamW, param_groups_weight_decay  # noqa: E402
 
 MIXED, NEAREST = "mixed", "nearest"
 ARMS = {MIXED: None, "kahan": {"rounding": "kahan"}, "stochastic": {"rounding": "stochastic"},
@@ -50,28 +52,21 @@ def batch(tokens, number, device):
     return rows[:, :-1], rows[:, 1:]
 
 
-class Block(nn.Module):
+class Block(torch_transformer.Block):
+    def attend(self, q, key, v, mask):
+        if hasattr(F, "scaled_dot_product_attention"):  # PyTorch 2
+            return F.scaled_dot_product_attention(q, key, v, is_causal=True)
+        return super().attend(q, key, v, mask)
+
+
+class Model(torch_transformer.Transformer):
+    """With GPT-2's tokens, initial weights, and the embedding of tokens as output layer."""
+
     def __init__(self):
-        super().__init__()
-        self.norm1, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.norm2, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        q, k, v = self.qkv(self.norm1(x)).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        if hasattr(F, "scaled_dot_product_attention"):
-            heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:  # PyTorch 1
-            later = torch.full(2 * x.shape[1:2], -math.inf, device=x.device, dtype=x.dtype).triu(1)
-            heads = torch.softmax(q @ k.transpose(-1, -2) * (HEADS / WIDTH) ** 0.5 + later, -1) @ v
-        x = x + self.out(heads.transpose(1, 2).reshape(x.shape))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.token, self.place = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks, self.norm = nn.Sequential(*[Block() for _ in range(LAYERS)]), nn.LayerNorm(WIDTH)
+        super().__init__(WIDTH, 0, LENGTH)
+        self.token, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS, bias=False)
+        self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(LAYERS))
+        self.head.weight = self.token.weight
         for name, p in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(p)
@@ -79,10 +74,9 @@ class Model(nn.Module):
                 last = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 * ((2 * LAYERS) ** -0.5 if last else 1))
 
-    def forward(self, x, wanted):
-        x = self.token(x) + self.place.weight[:x.shape[1]]
-        logits = F.linear(self.norm(self.blocks(x)), self.token.weight)
-        return F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten())
+
+def loss_of(model, inputs, wanted):
+    return F.cross_entropy(model(inputs).float().flatten(0, 1), wanted.flatten())
 
 
 def train(arm, training, validation, device):
@@ -97,8 +91,8 @@ def train(arm, training, validation, device):
         autocast = torch.autocast(device, torch.bfloat16, enabled=arm == MIXED)
         if step % EVERY == 0 or step == STEPS:
             with torch.no_grad(), autocast:
-                losses.append(sum(model(*batch(validation, -1 - i, device)).item() for i in range(VALIDATION)) /
-                              VALIDATION)
+                held_out = [loss_of(model, *batch(validation, -1 - i, device)).item() for i in range(VALIDATION)]
+            losses.append(sum(held_out) / VALIDATION)
             spent = time.time() - begin
             print("%-10s step %5d of %d: loss %.4f, %4.0f s%s" % (arm, step, STEPS, losses[-1], spent, "" if not step
                   else ", %.0f more" % (spent * (STEPS - step) / step)), flush=True)
@@ -109,7 +103,7 @@ def train(arm, training, validation, device):
             group["lr"] = HYPER["lr"] * min((step + 1) / WARM_UP, falling if step > WARM_UP else 1)
         optimizer.zero_grad()
         with autocast:
-            loss = model(*batch(training, step, device))
+            loss = loss_of(model, *batch(training, step, device))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()

@@ -88,7 +88,7 @@ static const store stores[] = {
     {"root 32, 8 x 1.003", LINES, 1, 1.003f, TWO_LINES},
     {"root 32, 16, 8", LINES, 1, 1, 3, {{ONE, 255, 18}, {ONE - 2 * BINADE, 191, 19}, {ONE - 10 * BINADE, 63, 20}}},
 };
-enum { STORES = sizeof stores / sizeof stores[0], TRAINED = STORES - 1 };
+enum { STORES = sizeof stores / sizeof stores[0], TRAINED = STORES - 1, DYNAMIC_MAP = 2, CHOSEN = 7 };
 
 static float unsigned_value(const store *s, int code) {
     int32_t word = 0x7F800000;
@@ -375,12 +375,12 @@ static float direction(const float *moment, int i, int n) { return moment[i] / (
    moments some time after every other gradient has become 100 times smaller. */
 static void errors(void) {
     enum { N = 8192, ONCE = 1000, AFTER = 4000 };
-    static const coding codings[] = {{"**here**", &stores[7], 0, 0},
-                                     {"here, first moments to nearest", &stores[7], 1, 0},
-                                     {"here, both to nearest", &stores[7], 1, 1},
-                                     {"dynamic map, stochastic", &stores[2], 0, 0},
-                                     {"... first moments to nearest", &stores[2], 1, 0},
-                                     {"... both: bitsandbytes", &stores[2], 1, 1},
+    static const coding codings[] = {{"**here**", &stores[CHOSEN], 0, 0},
+                                     {"here, first moments to nearest", &stores[CHOSEN], 1, 0},
+                                     {"here, both to nearest", &stores[CHOSEN], 1, 1},
+                                     {"dynamic map, stochastic", &stores[DYNAMIC_MAP], 0, 0},
+                                     {"... first moments to nearest", &stores[DYNAMIC_MAP], 1, 0},
+                                     {"... both: bitsandbytes", &stores[DYNAMIC_MAP], 1, 1},
                                      {"companded: FlashOptim", NULL, 1, 1}};
     static float exact[2 * N], kept[2 * N], once[2 * N];
     size_t c;

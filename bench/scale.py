@@ -115,7 +115,7 @@ def start(arm, values, seed, lr):
     """(what the forward pass reads, its optimizer)"""
     if arm == MIXED:
         one = finetuning.Wide(values, torch.bfloat16, lr, True)
-        one.param_groups, one.state_bytes = one.optimizer.param_groups, lambda: sum(12 * x.numel() for x in values)
+        one.state_bytes = lambda: sum(12 * x.numel() for x in values)  # masters and moments
         return one.leaves, one
     leaves = [torch.nn.Parameter(x.to(torch.float32 if arm == FP32 else torch.bfloat16)) for x in values]
     one = fidelity.METHODS[arm.replace(DRAWN, "")].start(leaves, seed, lr=lr)
@@ -142,7 +142,7 @@ def run(job):
         for leaf in leaves:
             leaf.grad = None
         loss_of(leaves, batch(part, generator)).backward()
-        one.step(*[1.0] * (arm == MIXED))
+        one.step()
         with count:
             count.value += 1
             if count.value % 250 == 0:
@@ -232,11 +232,8 @@ def main():
                     cell("%.4f", of(rows, TRAIN, arm, STEPS)), cell("%+.4f", above[arm]) if arm != FP32 else ""]
         lines.append(line + [cell("%.4f", x) + " nats" if arm == FP32 else cell("%.2f", y)
                              for x, y in zip(tuned, share[arm])])
-    fidelity.table("", ["", "bytes per parameter", "training loss", "held-out loss", "minus fp32"] +
-                   ["fine-tuned, %d steps" % step for step in MARKS], lines)
-    os.replace(OUT + "_.md", OUT + ".md")
-    with open(OUT + ".md", encoding="utf-8") as file:
-        print("\n" + file.read())
+    print("\n" + fidelity.table("", ["", "bytes per parameter", "training loss", "held-out loss", "minus fp32"] +
+                                ["fine-tuned, %d steps" % step for step in MARKS], lines))
     claims = [("level with fp32: %s" % arm, max(map(abs, above[arm])) <= MARGIN)
               for arm in (MIXED, KAHAN, STOCHASTIC, Q8)]
     claims += [("not level: NEAREST", min(above[NEAREST]) > MARGIN)]

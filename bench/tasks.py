@@ -303,16 +303,12 @@ def table(measures):
     """Prints and writes it. Returns (task, method) -> the mean difference from fp32 and half of its interval."""
     minus = {(task, method): fidelity.interval([x - measures[task, FP32][seed] for seed, x in by_seed.items()])
              for (task, method), by_seed in measures.items()}
-    rows = [["minus fp32"] + [task.title for task in TASKS.values()], ["---"] * (len(TASKS) + 1),
-            ["fp32 itself"] + ["%.4g" % fidelity.interval(list(measures[task, FP32].values()))[0] for task in TASKS]]
+    rows = [["fp32 itself"] + ["%.4g" % fidelity.interval(list(measures[task, FP32].values()))[0] for task in TASKS]]
     rows += [[method] + [task.signed(minus.get((name, method))) for name, task in TASKS.items()]
              for method in ADAMW[1:] if ("policy", method) in minus]
     with open(OUT + "_versions.txt", encoding="utf-8") as file:
         end = "\nMean of %d seeds; with %s.\n" % (len(measures["policy", FP32]), file.read().strip())
-    text = "".join("| %s |\n" % " | ".join(row) for row in rows).replace("|  ", "| ") + end
-    with open(OUT + ".md", "w", encoding="utf-8") as file:
-        file.write(text)
-    print(text)
+    print(fidelity.table("", ["minus fp32"] + [task.title for task in TASKS.values()], rows, end))
     return minus
 
 
@@ -330,7 +326,7 @@ def claims(minus):
 
 
 if __name__ == "__main__":
-    OUT = "build/bench/tasks" + ("_quick" if "quick" in sys.argv[1:] else "")
+    fidelity.OUT = OUT = "build/bench/tasks" + ("_quick" if "quick" in sys.argv[1:] else "")
     if "draw" not in sys.argv[1:]:
         if "quick" in sys.argv[1:]:
             run(QUICK, 3, {"torch": torch.__version__})

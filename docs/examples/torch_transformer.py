@@ -28,9 +28,12 @@ class Block(nn.Module):
         batch, length, width = x.shape
         q, key, v = (a.reshape(batch, length, self.heads, -1).transpose(1, 2)
                      for a in self.qkv(self.norm1(x)).split(width, 2))
-        scores = q @ key.transpose(2, 3) / math.sqrt(q.shape[-1]) + mask[:length, :length]
-        x = x + self.out((scores.softmax(3) @ v).transpose(1, 2).reshape(x.shape))
+        heads = self.attend(q, key, v, mask[:length, :length])
+        x = x + self.out(heads.transpose(1, 2).reshape(x.shape))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+    def attend(self, q, key, v, mask):
+        return (q @ key.transpose(2, 3) / math.sqrt(q.shape[-1]) + mask).softmax(3) @ v
 
 
 class Transformer(nn.Module):
