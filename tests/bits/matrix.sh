@@ -304,12 +304,30 @@ fi
 
 for number in "$@"; do [ ! -f $out/"$number".rows ] || cat $out/"$number".rows; done |
     awk -F '\t' '
-        function flush_row() { if (row != "") print row " | " paths " | " hash " |" }
-        BEGIN { print "| architecture | compiler | flags | paths | all |"; print "|---|---|---|---|---|" }
-        { key = "| " $1 " | " $2 " | " $3
-          if (key != row || $5 != hash) { flush_row(); row = key; paths = ""; hash = $5 }
-          paths = paths (paths == "" ? "" : ", ") $4 }
-        END { flush_row() }' >$out/table.md
+        function add(list, word, between) {
+            if (index(between list between, between word between)) return list
+            return list == "" ? word : list between word
+        }
+        { # a row for what differs in nothing but flags and paths, then one for compilers with the same of these
+            sub(/ +$/, "", $3)
+            key = $1 FS $2 FS $5
+            if (!(key in flags)) order[++n] = key
+            flags[key] = add(flags[key], $3, "; ")
+            paths[key] = add(paths[key], $4, ", ")
+        }
+        END {
+            for (i = 1; i <= n; i++) {
+                split(order[i], of, FS)
+                row = of[1] FS flags[order[i]] FS paths[order[i]] FS of[3]
+                if (!(row in compilers)) rows[++m] = row
+                compilers[row] = add(compilers[row], of[2], ", ")
+            }
+            print "| architecture | compilers | flags | paths | all |\n|---|---|---|---|---|"
+            for (i = 1; i <= m; i++) {
+                split(rows[i], of, FS)
+                print "| " of[1] " | " compilers[rows[i]] " | " of[2] " | " of[3] " | " of[4] " |"
+            }
+        }' >$out/table.md
 
 for number in "$@"; do cat $out/"$number".tap; done |
     awk '/^(not )?ok / { n++; sub(/ok/, "ok " n) } { print } END { print "1.." n }'
