@@ -1,9 +1,11 @@
-"""PyTorch's fused AdamW and optimi's Triton AdamW over lists of bench/cuda.c, and the ratios to its figures. Adds lines
-NAME,VALUE,UNIT,VERDICT to the file that CUDA_ROWS names.
+"""PyTorch's fused AdamW, optimi's and FlashOptim's Triton AdamW, and the Python class of this library over lists of
+bench/cuda.c, and the ratios to its figures. Adds lines NAME,VALUE,UNIT,VERDICT to the file that CUDA_ROWS names.
 
-usage: cuda_peers.py TABLE     (what bench/cuda.c wrote; needs torch with a GPU; optimi if it is installed)
+usage: cuda_peers.py TABLE     (what bench/cuda.c wrote; needs torch with a GPU; the others if they are installed)
 """
 import csv
+import functools
+import importlib
 import os
 import statistics
 import sys
@@ -22,6 +24,12 @@ LISTS = {"large": [LARGE],
 # ours, theirs, list, how many times as fast: fp32 has 28 bytes per element and KAHAN 18, bf16 14 and STOCHASTIC 14
 GOALS = (("AdamW bf16 KAHAN", "torch AdamW fused fp32", "large", 1.45),
          ("AdamW bf16 STOCHASTIC", "torch AdamW fused bf16", "large", 1.05))
+# name, bytes per element, package, class, options; FlashOptim: 8 bits more of each weight, and 8-bit moments
+OTHERS = (("KahanAdamW bf16", 18, "kahan_opt", "KahanAdamW", {}),
+          ("KahanAdamW bf16 COMPACT 8-bit", 12.0625, "kahan_opt", "KahanAdamW",
+           {"rounding": "compact", "moment_format": "q8"}),
+          ("optimi AdamW Kahan bf16", 18, "optimi", "AdamW", {"kahan_sum": True, "triton": True}),
+          ("FlashAdamW bf16", 12.25, "flashoptim", "FlashAdamW", {}))
 MOST = 1000  # calls
 
 
@@ -63,13 +71,14 @@ def contenders():
     for name, dtype, width in (("fp32", torch.float32, 28), ("bf16", torch.bfloat16, 14)):
         yield f"torch AdamW fused {name}", dtype, width, fused, times
         yield f"torch AdamW fused {name} graph", dtype, width, lambda p: fused(p, capturable=True), replayed
-    try:
-        import optimi
-    except ImportError as error:
-        print(f"optimi is not measured: {error} (pip install torch-optimi)")
-    else:
-        yield ("optimi AdamW Kahan bf16", torch.bfloat16, 18,
-               lambda p: optimi.AdamW(p, lr=1e-3, weight_decay=0.01, kahan_sum=True, triton=True), times)
+    for name, width, package, title, options in OTHERS:
+        try:
+            module = importlib.import_module(package)
+        except ImportError as error:
+            print(f"{package} is not measured: {error}")
+        else:
+            yield (name, torch.bfloat16, width,
+                   functools.partial(getattr(module, title), lr=1e-3, weight_decay=0.01, **options), times)
 
 
 def measure(dtype, sizes, make, clock):

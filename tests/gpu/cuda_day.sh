@@ -239,6 +239,10 @@ compile() {
         object vmath -DKAHAN_OPT_VMATH & jobs="$jobs $!"
         program header_vmath "$work/header.c" -I. -O1 -DKAHAN_OPT_VMATH & jobs="$jobs $!"
     fi
+    if [ -n "$vmath_programs" ] && have python3; then
+        CC=$CC NVCC=$NVCC limited python3 docs/examples/python/backend.py "$work/python" cuda >"$work/python.cc" 2>&1 &
+        jobs="$jobs $!"
+    fi
     program header "$work/header.c" -I. -O1 & jobs="$jobs $!"
     for name in $programs $vmath_programs; do
         flags=-DKOPT_IMPLEMENTED_
@@ -303,9 +307,12 @@ part_1() {
     item 'bench' 170 "$work/bench" $bench
     cp "$work/rows" "$work/bench.rows" 2>/dev/null
     [ -n "$rehearse" ] || item 'bench with VMATH' 40 "$work/bench_vmath" $bench
-    if have python3; then item 'peers' 90 python3 bench/cuda_peers.py "$work/bench.rows"; else
-        skip 'peers' 'no python3'
-    fi
+    have python3 || { skip 'Python package' 'no python3' && skip 'peers' 'no python3' && return; }
+    PYTHONPATH=$work/python${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONPATH
+    # without a GPU: tests/gpu/cuda_torch.sh
+    [ -n "$rehearse" ] || item 'Python package' 60 python3 tests/gpu/cuda_torch.py "$work/python"
+    item 'peers' 90 python3 bench/cuda_peers.py "$work/bench.rows"
 }
 
 part_2() {

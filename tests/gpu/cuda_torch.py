@@ -1,4 +1,7 @@
-"""Runs GpuCall of docs/examples/python/kahan_opt/calls.py on a fake GPU: see cuda_torch.sh. Prints TAP."""
+"""Runs GpuCall of docs/examples/python/kahan_opt/calls.py on a GPU, or without one on the runtime of cuda_fake.c (see
+cuda_torch.sh), and compares the bits with those of the CPU. Prints TAP.
+
+usage: cuda_torch.py FOLDER     (the package with libkahan_opt_cuda.so, as backend.py FOLDER cuda builds it)"""
 import copy
 import ctypes
 import sys
@@ -12,15 +15,13 @@ sys.dont_write_bytecode = True
 import kahan_opt as k  # noqa: E402
 from kahan_opt import KahanOptimizer, calls, cuda, state  # noqa: E402
 
-malloc = cuda.library_.cudaMalloc
-malloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-cuda.library_.cudaMemcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+GPU = torch.cuda.is_available()
 
 
-def on_device(x, _=None):
+def on_fake_device(x, _=None):
     """A copy of a tensor in memory of the fake GPU."""
     address, size = ctypes.c_void_p(), max(1, x.numel() * x.element_size())
-    assert malloc(ctypes.byref(address), size) == 0
+    assert cuda.library_.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
     memory = (ctypes.c_char * size).from_address(address.value)
     y = torch.frombuffer(memory, dtype=x.dtype, count=x.numel()) if x.numel() else x.clone()
     y = y.reshape(x.shape)
@@ -45,20 +46,37 @@ def noise(shape, seed, dtype):
 
 
 def bits(x):
-    return x.detach().contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int16)
+    return x.detach().cpu().contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int16)
+
+
+def scaled(device):
+    """Weights and loss scales of steps with a GradScaler; one gradient is infinite."""
+    p = Parameter(noise((700,), 0, torch.float16).to(device))
+    optimizer, scales = KahanOptimizer([p], "adamw"), []
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=2)
+    for t in range(8):
+        scaler.scale(torch.ones((), device=device))
+        p.grad = noise((700,), t, torch.float16).to(device) * 64
+        if t == 3:
+            p.grad[5] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return bits(p).tolist(), scales
 
 
 def main():
-    real = calls.CALLS["cpu"], state.on_device
-    calls.stream_of = lambda device: None
+    cpu = calls.CALLS["cpu"], state.on_device
+    if not GPU:
+        calls.stream_of = lambda device: None
     count = failed = 0
     for rule, options in (("adamw", {}), ("adamw", {"rounding": "exact", "moment_format": "q8"}),
                           ("sgd", {"momentum": 0.9}), ("stable_adamw", {}), ("ranger", {"lookahead": 2}),
                           ("adam_atan2", {"rounding": "compact"}), ("lion", {"maximize": True})):
         results = []
-        for fake in (False, True):
-            calls.CALLS["cpu"], state.on_device = (FakeCall, on_device) if fake else real
-            place = on_device if fake else torch.clone
+        for on_gpu in (False, True):
+            calls.CALLS["cpu"], state.on_device = (FakeCall, on_fake_device) if on_gpu and not GPU else cpu
+            place = torch.clone if not on_gpu else torch.Tensor.cuda if GPU else on_fake_device
             params = [Parameter(place(noise(shape, i, dtype))) for i, (shape, dtype) in enumerate(
                 (((33, 9), torch.bfloat16), ((700,), torch.bfloat16), ((5,), torch.float32), ((40,), torch.float16)))]
             optimizer = KahanOptimizer(
@@ -79,10 +97,17 @@ def main():
             results.append((params, optimizer.state_dict()["state"]))
         (a, s), (b, r) = results
         good = all(torch.equal(bits(p), bits(q)) for p, q in zip(a, b)) and all(
-            torch.equal(s[i]["block"], r[i]["block"]) and s[i]["step"] == r[i]["step"] for i in s)
+            torch.equal(s[i]["block"], r[i]["block"].cpu()) and s[i]["step"] == r[i]["step"] for i in s)
         count += 1
         failed += not good
         print("%s %d - %s %s: the bits of the CPU" % ("ok" if good else "not ok", count, rule, options or ""))
+    if GPU:
+        count += 1
+        with torch.cuda.stream(torch.cuda.Stream()):
+            good = scaled("cpu") == scaled("cuda")
+        failed += not good
+        print("%s %d - steps and skips with a GradScaler on another stream: the bits of the CPU"
+              % ("ok" if good else "not ok", count))
     print("1..%d" % count)
     sys.exit(failed > 0)
 
