@@ -120,9 +120,9 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
    memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Each group begins at its opt->step. In each
-   tensor, counts must be NULL and stable_scale 0 (the GPU measures it itself); otherwise KOPT_ERROR_OPTION. A tensor
-   must have fewer than 2^40 elements, with StableAdamW fewer than 2^36, and all tensors of the plan together fewer than
-   2^40; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
+   tensor, counts must be NULL and stable_scale 0 (the GPU measures it itself); otherwise KOPT_ERROR_OPTION. All
+   tensors of the plan together must have fewer than 2^40 elements, a tensor with StableAdamW fewer than 2^36; otherwise
+   KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                  const kopt_cuda_group *groups, size_t count);
 
@@ -285,7 +285,7 @@ typedef struct kopt_cuda_control_ {
     kopt_cuda_status status;
     kopt_norm norm;
     /* The sums of a pass of the statistics. The launch clears norm, bins and arrived first. */
-    uint64_t bins[2][256];
+    uint64_t bins[256];
     uint32_t arrived;
     uint32_t ready; /* norm is complete, and no step has used it yet */
     uint32_t skip;
@@ -1128,17 +1128,16 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
     for (g = thread; g < count && !skip; g += KOPT_PROLOGUE_THREADS_) atomicAdd(&groups[g].opt.step, 1u);
 }
 
-/* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. There is a bin for
-        each exponent, and in it a slot for each of 32 lanes; that of the largest exponent counts infinities and NaNs.
-        The exponents are those of the gradients' format if all have the same 16-bit format. Otherwise they are those of
-        fp32, two lanes share their slots, and each bin has two for them: for the upper and the lower 24 bits of a
-        square ---- */
+/* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. A bin has a slot for
+        each of 32 lanes. If all gradients have the same 16-bit format, there is a bin for each exponent. Otherwise all
+        are fp32, and four exponents (1 to 4, 5 to 8, ...) have three bins, each 64 after the other, for 18 bits each of
+        their squares. The last bin counts infinities and NaNs ---- */
 
 KOPT_CUDA_FN_ int kopt_cuda_is16_(uint32_t all) { return all == KOPT_BF16 || all == KOPT_FP16; }
 
 /* The address in shared memory of a lane's slot in bin 0. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_column_(const uint32_t *slots, uint32_t lane, uint32_t all) {
-    return (uint32_t)__cvta_generic_to_shared(slots) + 4 * (kopt_cuda_is16_(all) ? lane : lane & 15);
+KOPT_CUDA_FN_ uint32_t kopt_cuda_column_(const uint32_t *slots, uint32_t lane) {
+    return (uint32_t)__cvta_generic_to_shared(slots) + 4 * lane;
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t address, uint32_t x) {
@@ -1163,15 +1162,17 @@ KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t column, uint32_t x, uint32_t
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t column, uint32_t x, int finite) {
-    const uint32_t exponent = x & 0x7F800000u, address = column + (exponent >> 17); /* 64 bytes per bin */
-    const uint32_t digits = kopt_cuda_and_or_(x, 0x007FFFFFu, min(exponent, 0x00800000u));
+    const uint32_t exponent = x & 0x7F800000u, above = max(exponent, 0x00800000u) - 0x00800000u; /* above exponent 1 */
+    const uint32_t digits = kopt_cuda_and_or_(x, 0x007FFFFFu, min(exponent, 0x00800000u)) << (above >> 23 & 3);
     const uint64_t square = (uint64_t)digits * digits;
+    const uint32_t address = column + (above >> 25) * 128; /* 128 bytes per bin */
     if (!finite && exponent == 0x7F800000u) {
-        kopt_cuda_add_slot_(address, 1);
+        kopt_cuda_add_slot_(column + 255 * 128, 1);
         return;
     }
-    kopt_cuda_add_slot_(address, (uint32_t)(square >> 24));
-    kopt_cuda_add_slot_(address + 256 * 64, (uint32_t)square & 0xFFFFFFu);
+    kopt_cuda_add_slot_(address, (uint32_t)square & 0x3FFFFu);
+    kopt_cuda_add_slot_(address + 64 * 128, (uint32_t)(square >> 18) & 0x3FFFFu);
+    kopt_cuda_add_slot_(address + 128 * 128, (uint32_t)(square >> 36));
 }
 
 /* A gradient of any format, as stored. */
@@ -1244,76 +1245,68 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     }
 }
 
-/* Adds the slots of bin number `thread` to its two sums, and clears them, four slots at a time. The thread begins at a
-   column that depends on its number, so that 8 threads use different memory banks. */
-KOPT_CUDA_FN_ void kopt_cuda_collect_(uint64_t sums[2], uint32_t *slots, uint32_t thread, uint32_t all) {
-    const uint32_t fours = kopt_cuda_is16_(all) ? 8 : 4, parts = kopt_cuda_is16_(all) ? 1 : 2; /* of a bin */
-    uint32_t part, i;
+/* The sum of the slots of bin number `thread`, which it clears, four slots at a time. It begins at a column that depends
+   on its number, so that 8 threads use different memory banks. */
+KOPT_CUDA_FN_ uint64_t kopt_cuda_collect_(uint32_t *slots, uint32_t thread) {
+    uint64_t sum = 0;
+    uint32_t i;
     KOPT_UNROLL_
-    for (part = 0; part < parts; part++) {
-        uint4 *const bin = reinterpret_cast<uint4 *>(slots) + (256 * part + thread) * fours;
-        KOPT_UNROLL_
-        for (i = 0; i < fours; i++) {
-            uint4 *const slot = bin + ((i + thread) & (fours - 1));
-            const uint4 x = *slot;
-            *slot = make_uint4(0, 0, 0, 0);
-            sums[part] += (uint64_t)x.x + x.y + ((uint64_t)x.z + x.w);
-        }
+    for (i = 0; i < 8; i++) {
+        uint4 *const slot = reinterpret_cast<uint4 *>(slots) + 8 * thread + ((i + thread) & 7);
+        const uint4 x = *slot;
+        *slot = make_uint4(0, 0, 0, 0);
+        sum += (uint64_t)x.x + x.y + ((uint64_t)x.z + x.w);
     }
+    return sum;
 }
 
-/* Adds the two sums of a bin to the digits of a norm. The digits do not overflow with fewer than 2^36 elements in each
-   call: a round adds less than 2^40 to a digit. */
-KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sums[2], uint32_t bin, uint32_t all) {
-    uint32_t part, i;
-    KOPT_UNROLL_
-    for (part = 0; part < 2; part++) {
-        const uint32_t place = bin == 0 ? 0 : 2 * bin - 2; /* of squares of fp32, as in kopt_norm_add_values_ */
-        const uint32_t bit = all == KOPT_BF16   ? place + 32
-                             : all == KOPT_FP16 ? 248 + 2 * (bin == 0 ? 1 : bin)
-                             : part == 0        ? place + 24
-                                                : place;
-        kopt_norm digits;
-        if (sums[part] == 0) continue;
-        digits.digit[0] = digits.digit[1] = digits.digit[2] = 0;
-        if (bin == (all == KOPT_FP16 ? 31u : 255u)) {
-            kopt_cuda_add_(&norm->nonfinite, sums[part]);
-        } else {
-            kopt_norm_accumulate_(&digits, sums[part], bit & 31);
-            KOPT_UNROLL_
-            for (i = 0; i < 3; i++)
-                if (digits.digit[i] != 0) kopt_cuda_add_(&norm->digit[(bit >> 5) + i], digits.digit[i]);
-        }
-        sums[part] = 0;
+/* Adds the sum of a bin to the digits of a norm. The digits do not overflow with fewer than 2^36 elements in each call:
+   a round adds less than 2^40 to a digit. */
+KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sum, uint32_t bin, uint32_t all) {
+    /* as in kopt_norm_add_values_: a square of exponent e, 0 like 1, is an integer at bit 2 * e - 2 */
+    const uint32_t bit = all == KOPT_BF16   ? (bin == 0 ? 0 : 2 * bin - 2) + 32
+                         : all == KOPT_FP16 ? 248 + 2 * (bin == 0 ? 1 : bin)
+                                            : (bin & 63) * 8 + (bin >> 6) * 18;
+    kopt_norm digits;
+    uint32_t i;
+    if (sum == 0) return;
+    if (bin == (all == KOPT_FP16 ? 31u : 255u)) {
+        kopt_cuda_add_(&norm->nonfinite, sum);
+        return;
     }
+    digits.digit[0] = digits.digit[1] = digits.digit[2] = 0;
+    kopt_norm_accumulate_(&digits, sum, bit & 31);
+    KOPT_UNROLL_
+    for (i = 0; i < 3; i++)
+        if (digits.digit[i] != 0) kopt_cuda_add_(&norm->digit[(bit >> 5) + i], digits.digit[i]);
 }
 
-/* A round is 8 tasks, one for each warp. It adds at most 8 * width / 32 = 256 numbers to a slot (with fp32: half the
-   width but two lanes). Each number is below 2^24; for fp16 at most 2047^2, for bf16 at most 255^2. So the sum of 1, 4
-   or 256 rounds fits into 32 bits. */
+/* Rounds whose sums fit into 32 bits. A round of the statistics is 8 tasks, one for each warp. It adds at most
+   8 * width / 32 numbers to a slot: 256, with fp32 128. Each number is for fp32 below 2^18, for fp16 at most 2047^2, for
+   bf16 at most 255^2. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_rounds_(uint32_t all) { return all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 128; }
+
 template <int ALL>
 static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ __align__(16) uint32_t slots[256 * 32];
     __shared__ uint32_t last;
-    const uint32_t max_rounds = ALL == KOPT_BF16 ? 256 : ALL == KOPT_FP16 ? 4 : 1, thread = threadIdx.x;
-    const uint32_t column = kopt_cuda_column_(slots, thread & 31, ALL);
-    uint64_t sums[2] = {0, 0}; /* of bin number `thread` */
+    const uint32_t thread = threadIdx.x, column = kopt_cuda_column_(slots, thread & 31);
+    uint64_t sum = 0; /* of bin number `thread` */
     uint32_t rounds = 0, base = blockIdx.x * KOPT_WARPS_, i;
     for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
     for (; base < a.count; base += gridDim.x * KOPT_WARPS_) {
         if (base + (thread >> 5) < a.count) kopt_cuda_stats_lane_<ALL>(&a, base + (thread >> 5), thread & 31, column);
-        if (++rounds == max_rounds) {
+        if (++rounds == kopt_cuda_rounds_(ALL)) {
             __syncthreads();
-            kopt_cuda_collect_(sums, slots, thread, ALL);
+            sum += kopt_cuda_collect_(slots, thread);
             __syncthreads();
             rounds = 0;
         }
     }
     __syncthreads();
-    kopt_cuda_collect_(sums, slots, thread, ALL);
-    if (sums[0] != 0) kopt_cuda_add_(&a.control->bins[0][thread], sums[0]);
-    if (sums[1] != 0) kopt_cuda_add_(&a.control->bins[1][thread], sums[1]);
+    sum += kopt_cuda_collect_(slots, thread);
+    if (sum != 0) kopt_cuda_add_(&a.control->bins[thread], sum);
     /* the last thread block to finish makes the norm from the bins, one bin per thread */
     __threadfence();
     __syncthreads();
@@ -1323,9 +1316,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kerne
     }
     __syncthreads();
     if (!last) return;
-    sums[0] = a.control->bins[0][thread];
-    sums[1] = a.control->bins[1][thread];
-    kopt_cuda_deliver_(&a.control->norm, sums, thread, ALL);
+    kopt_cuda_deliver_(&a.control->norm, a.control->bins[thread], thread, ALL);
     __threadfence();
     __syncthreads();
     if (thread != 0) return;
@@ -1334,7 +1325,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kerne
 }
 
 /* ---- StableAdamW: the sum of the squares of each tensor's ratios, before the step. A round is 4096 elements of one
-        tensor, 512 for each warp. Each thread has the sums of a bin, which it keeps until the tensor changes ---- */
+        tensor, 512 for each warp: 128 numbers for a slot ---- */
 
 /* The ratio of element i, of any value, at any alignment and with L2. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_ratio_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, uint64_t i) {
@@ -1397,23 +1388,23 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
     }
 }
 
-static __global__ void __launch_bounds__(KOPT_THREADS_, 2) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
+static __global__ void __launch_bounds__(KOPT_THREADS_, 3) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ __align__(16) uint32_t slots[256 * 32];
     const uint32_t thread = threadIdx.x, lane = thread & 31, count = a.control->skip ? 0 : a.count;
-    const uint32_t column = kopt_cuda_column_(slots, lane, KOPT_F32);
-    uint64_t sums[2] = {0, 0}; /* of this thread's bin */
-    uint32_t round, index, next, i;
+    const uint32_t column = kopt_cuda_column_(slots, lane);
+    uint32_t round, rounds = 0, index, next, i;
     for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
     index = kopt_cuda_find_(a.first_round, a.tensor_count, blockIdx.x, lane);
     for (round = blockIdx.x; round < count; round += gridDim.x, index = next) {
         kopt_cuda_measure_lane_(&a, index, round - a.first_round[index], thread, column);
-        __syncthreads();
-        kopt_cuda_collect_(sums, slots, thread, KOPT_F32);
-        __syncthreads();
         next = kopt_cuda_find_(a.first_round, a.tensor_count, round + gridDim.x, lane);
-        if (round + gridDim.x >= count || next != index)
-            kopt_cuda_deliver_(a.ratios + (a.tensors[index].ratio_plus_1 - 1), sums, thread, KOPT_F32);
+        if (++rounds < kopt_cuda_rounds_(KOPT_F32) && next == index && round + gridDim.x < count) continue;
+        __syncthreads();
+        kopt_cuda_deliver_(a.ratios + (a.tensors[index].ratio_plus_1 - 1), kopt_cuda_collect_(slots, thread), thread,
+                           KOPT_F32);
+        __syncthreads();
+        rounds = 0;
     }
 }
 

@@ -412,7 +412,7 @@ static void statistics(int lists) {
 /* As much as fits into one slot, many times: the largest significands, all in one bin, in whole blocks. */
 static void full_slots(void) {
     enum { N = (1 << 22) + 5000 };
-    static const uint32_t most[] = {0x3fffffff, 0x3fff3fff, 0x3bff3bff};
+    static const uint32_t most[] = {0x407fffff, 0x3fff3fff, 0x3bff3bff}; /* of four exponents the last */
     kopt_optimizer o = kopt_sgd(0.1, 0);
     int f, bad = 0;
     o.rounding = KOPT_NEAREST;
@@ -439,6 +439,45 @@ static void full_slots(void) {
         device_free(weight), device_free(grad), device_free(bytes);
     }
     ok(bad == 0, "no counter overflows: %d elements with the largest significand in one block", N);
+}
+
+/* The same with the ratios of StableAdamW: all are 3.96, the square root of 3.984^2 / 1.015. */
+static void full_ratios(void) {
+    enum { N = (1 << 20) + 5000 };
+    kopt_optimizer o[2];
+    kopt_tensor t[2];
+    kopt_cuda_group g = {NULL, NULL, 1};
+    kopt_cuda_plan plan;
+    float *const v = malloc(N * sizeof *v);
+    size_t size, i, side;
+    void *bytes;
+    int bad = 0;
+    o[0] = kopt_stable_adamw(0.1);
+    o[0].rounding = KOPT_NEAREST, o[0].step = 100000;
+    o[1] = o[0];
+    for (i = 0; i < N; ++i) v[i] = 1;
+    for (side = 0; side < 2; ++side) {
+        uint16_t *const weight = device_new(2 * N), *const grad = device_new(2 * N);
+        size = kopt_state_size(&o[0], N);
+        t[side] = kopt_tensor_of(weight, grad, KOPT_BF16, N, device_new(size), size);
+        memset(weight, 0, 2 * N);
+        for (i = 0; i < N; ++i) grad[i] = 0x407F; /* 3.984 */
+        bad += kopt_state_init(&o[0], &t[side], NULL) != KOPT_OK;
+        bad += kopt_state_write(&o[0], &t[side], KOPT_SECOND_MOMENT, v) != KOPT_OK;
+    }
+    g.opt = &o[1], g.tensors = &t[1];
+    size = kopt_cuda_plan_size(&g, 1);
+    bytes = device_new(size);
+    bad += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
+    plan.device = bytes;
+    plan.blocks = 1;
+    bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK;
+    bad += kopt_optimizer_step(&o[0], &t[0], 1) != KOPT_OK;
+    bad += memcmp(t[0].weight, t[1].weight, 2 * N) != 0;
+    ok(bad == 0, "no counter overflows: %d ratios of StableAdamW in one block", N);
+    for (side = 0; side < 2; ++side)
+        device_free(t[side].weight), device_free((void *)t[side].grad), device_free(t[side].state);
+    device_free(bytes), free(v);
 }
 
 /* ---- Options, setters ------------------------------------------------------------------------------------------- */
@@ -770,6 +809,7 @@ int main(int argc, char **argv) {
     shards_equal();
     statistics(lists / 2);
     full_slots();
+    full_ratios();
     options();
     refusals();
     accumulations(lists);
