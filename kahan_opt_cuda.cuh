@@ -1162,8 +1162,8 @@ KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t column, uint32_t x, uint32_t
 }
 
 KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t column, uint32_t x, int finite) {
-    const uint32_t exponent = x & 0x7F800000u, above = max(exponent, 0x00800000u) - 0x00800000u; /* above exponent 1 */
-    const uint32_t digits = kopt_cuda_and_or_(x, 0x007FFFFFu, min(exponent, 0x00800000u)) << (above >> 23 & 3);
+    const uint32_t exponent = x & 0x7F800000u, normal = min(exponent, 0x00800000u), above = exponent - normal;
+    const uint32_t digits = kopt_cuda_and_or_(x, 0x007FFFFFu, normal) << (above >> 23 & 3);
     const uint64_t square = (uint64_t)digits * digits;
     const uint32_t address = column + (above >> 25) * 128; /* 128 bytes per bin */
     if (!finite && exponent == 0x7F800000u) {
@@ -1245,8 +1245,8 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     }
 }
 
-/* The sum of the slots of bin number `thread`, which it clears, four slots at a time. It begins at a column that depends
-   on its number, so that 8 threads use different memory banks. */
+/* The sum of the slots of bin number `thread`, which it clears, four slots at a time. It begins at a column that
+   depends on its number, so that 8 threads use different memory banks. */
 KOPT_CUDA_FN_ uint64_t kopt_cuda_collect_(uint32_t *slots, uint32_t thread) {
     uint64_t sum = 0;
     uint32_t i;
@@ -1282,8 +1282,8 @@ KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sum, uint32_t bi
 }
 
 /* Rounds whose sums fit into 32 bits. A round of the statistics is 8 tasks, one for each warp. It adds at most
-   8 * width / 32 numbers to a slot: 256, with fp32 128. Each number is for fp32 below 2^18, for fp16 at most 2047^2, for
-   bf16 at most 255^2. */
+   8 * width / 32 numbers to a slot: 256, with fp32 128. Each number is for fp32 below 2^18, for fp16 at most 2047^2,
+   for bf16 at most 255^2. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_rounds_(uint32_t all) { return all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 128; }
 
 template <int ALL>

@@ -3,7 +3,7 @@ GPU and an hour.
 
     ./build.sh python cuda
     PYTHONPATH=build/python python3 bench/gpt2.py TRAIN.bin VALIDATION.bin [ARM...]    arms: see below; all by default
-    PYTHONPATH=build/python python3 bench/gpt2.py bytes [ARM...]    200 steps on 6 MB of bytes: a minute for each arm
+    PYTHONPATH=build/python python3 bench/gpt2.py bytes [ARM...]    150 steps on 6 MB of bytes: a minute for each arm
     PYTHONPATH=build/python python3 bench/gpt2.py toy [ARM...]      a toy on the CPU, in seconds
 
 The files are those of llm.c's dev/data: 256 words of 32 bits (20240520, 1, number of tokens, zeros), then tokens of 16
@@ -141,7 +141,7 @@ def toy():
 
 def bytes_of_python():
     global STEPS, EVERY, WARM_UP
-    STEPS, EVERY, WARM_UP = 200, 50, 20
+    STEPS, EVERY, WARM_UP = 150, 50, 15
     sys.path.append("bench")
     import scale
     parts = scale.blocks(scale.TRAIN)

@@ -715,20 +715,30 @@ static void accumulations(int lists) {
 
 /* ---- Graphs, and the program's own errors ------------------------------------------------------------------------ */
 
-/* Statistics and steps that are replayed from a graph, with a schedule between them. */
+/* Statistics and steps that are replayed from two graphs in turn, with a schedule between them. Each graph has its own
+   place for the gradient of the first tensor, which it sets. */
 static void graphs(void) {
     static list l;
-    int bad = 0, k, step;
+    int bad = 0, k, step, place;
     for (k = 0; k < 20; ++k) {
         const kopt_cuda_options options = {1, 0.05, NULL, NULL, NULL};
-        cudaGraph_t graph;
-        cudaGraphExec_t replay;
+        cudaGraph_t graph[2];
+        cudaGraphExec_t replay[2];
+        kopt_tensor *t, moved;
+        size_t size;
+        void *grad;
         make(&l, 2, 5, 3000, 1u << 31);
+        t = l.tensors[1][0], moved = *t, size = t->n * width(t->grad_format);
+        moved.grad = grad = device_new(size + 1);
         bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK;
-        bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
-        bad += kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK || kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
-        bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
-        bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
+        for (place = 0; place < 2; ++place) {
+            bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+            bad += kopt_cuda_plan_set_arrays(&l.plan, 0, 1, place ? &moved : t, stream) != KOPT_OK ||
+                   kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK ||
+                   kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
+            bad += cudaStreamEndCapture(stream, &graph[place]) != cudaSuccess;
+            bad += cudaGraphInstantiate(&replay[place], graph[place], 0) != cudaSuccess;
+        }
         for (step = 0; step < 5; ++step) {
             kopt_norm norm;
             size_t g;
@@ -741,15 +751,19 @@ static void graphs(void) {
             }
             cpu_step(&l);
             for (g = 0; g < 2; ++g) l.opt[g].clip = 1;
-            bad += cudaGraphLaunch(replay, stream) != cudaSuccess;
+            place = step & 1;
+            if (place) memcpy(grad, t->grad, size), memset((void *)t->grad, 0x55, size);
+            bad += cudaGraphLaunch(replay[place], stream) != cudaSuccess;
             finish();
+            if (place) memcpy((void *)t->grad, grad, size);
             bad += differences(&l, 1) != 0;
             new_gradients(&l, 1u << 31);
         }
-        cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+        for (place = 0; place < 2; ++place) cudaGraphExecDestroy(replay[place]), cudaGraphDestroy(graph[place]);
+        device_free(grad);
         discard(&l);
     }
-    ok(bad == 0, "a captured graph of statistics and step, replayed, with a schedule: %d differ from the CPU", bad);
+    ok(bad == 0, "captured graphs of new addresses, statistics and step, with a schedule: %d differ from the CPU", bad);
 }
 
 /* A captured addition counts on the GPU, and a cleared count begins a new sum. */
