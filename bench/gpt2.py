@@ -3,7 +3,7 @@ GPU and an hour.
 
     ./build.sh python cuda
     PYTHONPATH=build/python python3 bench/gpt2.py TRAIN.bin VALIDATION.bin [ARM...]    arms: see below; all by default
-    PYTHONPATH=build/python python3 bench/gpt2.py bytes [ARM...]    150 steps on 6 MB of bytes: a minute for each arm
+    PYTHONPATH=build/python python3 bench/gpt2.py bytes [ARM...]    150 steps on 6 MB of bytes: half a minute for each
     PYTHONPATH=build/python python3 bench/gpt2.py toy [ARM...]      a toy on the CPU, in seconds
 
 The files are those of llm.c's dev/data: 256 words of 32 bits (20240520, 1, number of tokens, zeros), then tokens of 16
@@ -11,7 +11,7 @@ bits. Architecture, initial weights, betas, decay and clipping are llm.c's for t
 an hour has enough steps, and is one micro-batch, so that no gradients are summed in 16 bits. All arms begin at the same
 bf16 numbers and see the same batches. Prints the losses, a table for docs/gpu.md, and the hash of the losses. The bytes
 are those of bench/scale.py, Python's standard library; each tenth block of 4096 is held out. The arm flashoptim needs
-the package of this name. What could be tuned was fixed before:"""
+the package of this name. All that could be tuned was fixed before the first run:"""
 LAYERS, WIDTH, HEADS, LENGTH, TOKENS = 12, 768, 12, 1024, 50257
 STEPS, BATCH, EVERY, VALIDATION = 3000, 32, 250, 20  # EVERY so many steps: the loss of VALIDATION batches
 HYPER = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -96,16 +96,21 @@ def train(arm, training, validation, device):
         model.float()
     groups = param_groups_weight_decay(model, HYPER["weight_decay"])
     optimizer = optimizer_of(arm, groups)
-    losses, begin = [], time.time()
+    losses, begin, trained = [], time.time(), 0.0  # trained: seconds of the steps from number EVERY on
     for step in range(STEPS + 1):
         autocast = torch.autocast(device, torch.bfloat16, enabled=arm == MIXED)
         if step % EVERY == 0 or step == STEPS:
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if step > EVERY:
+                trained += time.time() - resumed
             with torch.no_grad(), autocast:
                 held_out = [loss_of(model, *batch(validation, -1 - i, device)).item() for i in range(VALIDATION)]
             losses.append(sum(held_out) / VALIDATION)
             spent = time.time() - begin
             print("%-10s step %5d of %d: loss %.4f, %4.0f s%s" % (arm, step, STEPS, losses[-1], spent, "" if not step
                   else ", %.0f more" % (spent * (STEPS - step) / step)), flush=True)
+            resumed = time.time()
         if step == STEPS:
             break
         falling = 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / (STEPS - WARM_UP)))
@@ -120,7 +125,7 @@ def train(arm, training, validation, device):
     memory = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    return losses, STEPS * BATCH * LENGTH / (time.time() - begin), memory
+    return losses, (STEPS - EVERY) * BATCH * LENGTH / trained, memory
 
 
 def token_file(path, text):
@@ -163,7 +168,7 @@ def main(words):
     training, validation = map(tokens_of, files)
     rows = {arm: train(arm, training, validation, device) for arm in words or ARMS}
     reference = rows.get(MIXED, ([math.nan],))[0][-1]
-    print("\n| arm | loss | minus mixed precision | tokens a second | GB, with activations |\n|---|---|---|---|---|")
+    print("\n| arm | loss | minus mixed precision | tokens a second | GB at most |\n|---|---|---|---|---|")
     for arm, (losses, speed, memory) in rows.items():
         minus = "" if math.isnan(reference) else "%+.4f" % (losses[-1] - reference)
         print("| %s | %.4f | %s | %.0f | %.1f |" % (arm, losses[-1], minus, speed, memory))

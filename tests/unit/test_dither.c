@@ -42,7 +42,7 @@ static double level(const kopt_optimizer *o, uint32_t r) {
     return ((double)(r / 256) - 128) / 256 + (o->rounding == KOPT_KAHAN ? 1 / 512.0 : 0);
 }
 static int has_residual(kopt_format f, uint32_t w) {
-    return ref_is_finite(f, w) && fabsf(ref_float(ref_widen(f, w))) >= (f == KOPT_BF16 ? 0x1p-100f : 0x1p-24f);
+    return ref_is_finite(f, w) && fabs((double)ref_float(ref_widen(f, w))) >= (f == KOPT_BF16 ? 0x1p-100 : 0x1p-24);
 }
 
 /* The value `part` of the gap away from a weight: the gap above its magnitude, or the one below, as far as the ends of
