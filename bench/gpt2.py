@@ -85,8 +85,10 @@ def optimizer_of(arm, groups):
     if arm == FLASH:  # weights with 8 bits more, 8-bit moments
         import flashoptim
         return flashoptim.FlashAdamW(groups, **HYPER)
-    fused = groups[0]["params"][0].is_cuda or None
-    return torch.optim.AdamW(groups, fused=fused, **HYPER) if arm == MIXED else KahanAdamW(groups, **HYPER, **ARMS[arm])
+    if arm == MIXED:
+        fused = {"fused": True} if groups[0]["params"][0].is_cuda else {}
+        return torch.optim.AdamW(groups, **fused, **HYPER)
+    return KahanAdamW(groups, **HYPER, **ARMS[arm])
 
 
 def train(arm, training, validation, device):
