@@ -1390,16 +1390,16 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
 
 static __global__ void __launch_bounds__(KOPT_THREADS_, 3) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ __align__(16) uint32_t slots[256 * 32];
-    const uint32_t thread = threadIdx.x, lane = thread & 31, count = a.control->skip ? 0 : a.count;
-    const uint32_t column = kopt_cuda_column_(slots, lane);
+    const uint32_t thread = threadIdx.x, lane = thread & 31, column = kopt_cuda_column_(slots, lane);
     uint32_t round, rounds = 0, index, next, i;
+    if (a.control->skip) return;
     for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
     index = kopt_cuda_find_(a.first_round, a.tensor_count, blockIdx.x, lane);
-    for (round = blockIdx.x; round < count; round += gridDim.x, index = next) {
+    for (round = blockIdx.x; round < a.count; round += gridDim.x, index = next) {
         kopt_cuda_measure_lane_(&a, index, round - a.first_round[index], thread, column);
         next = kopt_cuda_find_(a.first_round, a.tensor_count, round + gridDim.x, lane);
-        if (++rounds < kopt_cuda_rounds_(KOPT_F32) && next == index && round + gridDim.x < count) continue;
+        if (++rounds < kopt_cuda_rounds_(KOPT_F32) && next == index && round + gridDim.x < a.count) continue;
         __syncthreads();
         kopt_cuda_deliver_(a.ratios + (a.tensors[index].ratio_plus_1 - 1), kopt_cuda_collect_(slots, thread), thread,
                            KOPT_F32);
