@@ -9,7 +9,7 @@ GPU and an hour.
 The files are those of llm.c's dev/data: 256 words of 32 bits (20240520, 1, number of tokens, zeros), then tokens of 16
 bits. Architecture, initial weights, betas, decay and clipping are llm.c's for this model; the batch is smaller, so that
 an hour has enough steps, and is one micro-batch, so that no gradients are summed in 16 bits. All arms begin at the same
-bf16 numbers and see the same batches. Prints the losses, a table for docs/gpu.md, and the hash of the losses. The bytes
+bf16 numbers and see the same batches. Prints the losses, a table, and the hash of the losses. The bytes
 are those of bench/scale.py, Python's standard library; each tenth block of 4096 is held out. The arm flashoptim needs
 the package of this name. All that could be tuned was fixed before the first run:"""
 LAYERS, WIDTH, HEADS, LENGTH, TOKENS = 12, 768, 12, 1024, 50257

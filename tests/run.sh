@@ -72,7 +72,7 @@ build() ( # build FILE COMPILER WORD...: adds a job that builds build/tests/FILE
 build_test() {
     file=$1 suffix=$2 source=$3 kind=plain define=
     shift 3
-    if echo "$*" | cat - "$source" | grep -q '[D ]KAHAN_OPT_STATIC\|define KOPT_'; then
+    if has_implementation "$source" || echo "$*" | grep -q DKAHAN_OPT_STATIC; then
         build "$file" "$@" "$source" -lm
         return
     fi

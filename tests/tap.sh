@@ -19,6 +19,9 @@ cxx_warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -
 cxx_warnings="$cxx_warnings -Werror"
 warnings="$cxx_warnings -Wmissing-prototypes"
 
+# Does a test change the implementation, so that it must contain it?
+has_implementation() { grep -q 'define KAHAN_OPT_STATIC\|define KOPT_' "$1"; } # has_implementation SOURCE
+
 # What is much like something else runs by turns: one of N, the next one with the next commit. `test --all`: all.
 turn() { # turn N: is it this one's turn? A script asks for one after the other
     turns=$((${turns:--1} + 1))

@@ -50,8 +50,8 @@ object() { # object NAME ARCHITECTURES
             seen++
             usual = name ~ /step_kernel_.*ELi0EEv/
             any = name ~ /step_kernel_.*ELi2EEv/
-            # of kernels that process elements, those of rare steps may spill a little, and from sm_100 on that of
-            # StableAdamW, outside of its loops over elements
+            # of kernels that process elements, those of rare steps may spill a little, and that which measures
+            # StableAdamW some values of a round
             most = any ? 160 : name ~ /measure_kernel/ ? 80 : 0
             if (name !~ /prologue|setting|factor/ && (stack > most || spill > most))
                 print arch, name, "stack", stack, "spills", spill

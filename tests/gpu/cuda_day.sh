@@ -307,7 +307,11 @@ part_1() {
     item 'bench' 170 "$work/bench" $bench
     cp "$work/rows" "$work/bench.rows" 2>/dev/null
     [ -n "$rehearse" ] || item 'bench with VMATH' 40 "$work/bench_vmath" $bench
-    have python3 || { skip 'Python package' 'no python3' && skip 'peers' 'no python3' && return; }
+    if ! have python3; then
+        skip 'Python package' 'no python3'
+        skip 'peers' 'no python3'
+        return
+    fi
     PYTHONPATH=$work/python${PYTHONPATH:+:$PYTHONPATH}
     export PYTHONPATH
     # without a GPU: tests/gpu/cuda_torch.sh

@@ -48,8 +48,7 @@ compile() { # compile NAME: makes a program, or an object of the implementation
     *)
         object=plain
         ! grep -q 'define KAHAN_OPT_VMATH' $source || object=vmath
-        grep -q 'define KAHAN_OPT_STATIC\|define KOPT_' $source || # without an implementation of its own
-            set -- "$@" -DKOPT_IMPLEMENTED_ $out/$object.o
+        has_implementation $source || set -- "$@" -DKOPT_IMPLEMENTED_ $out/$object.o
         ;;
     esac
     "$@" -DFUZZ_STANDALONE -o $out/$name $source -lm
@@ -85,7 +84,7 @@ order() { # sorts the programs by run time and records what each reaches; each m
 }
 
 case "${1:-all}" in
-compile) compile $2; exit ;;
+compile) . tests/tap.sh && compile $2; exit ;;
 one) one $2; exit ;;
 show) sed -n "$2p" $out/mutants; one $2; exit ;;
 all) k=1 n=1 ;;

@@ -24,7 +24,7 @@ silent() { # silent DESCRIPTION COMMAND...: succeeds and prints nothing
 case $part in
 gcc | clang)
     # Each test contains the implementation. Here it is compiled once without and once with vector mathematics, and
-    # KOPT_IMPLEMENTED_ leaves it out of the tests, but for a test that changes it (`#define KOPT_...`).
+    # KOPT_IMPLEMENTED_ leaves it out of the tests, but for one that changes it.
     every=4 && [ $part = clang ] || every=8
     for source in tests/*/test_*.c tests/robust/fuzz.c; do
         name=$(basename $source .c) argument=quick
@@ -32,7 +32,7 @@ gcc | clang)
         kind=plain define=
         ! grep -q 'define KAHAN_OPT_VMATH' $source || kind=vmath define=-DKAHAN_OPT_VMATH
         object=$out/$kind.o implemented=-DKOPT_IMPLEMENTED_
-        ! grep -q 'define KOPT_' $source || object='' implemented=
+        ! has_implementation $source || object='' implemented=
         { [ ! "$object" ] || [ -e $object ] || $part $sanitizers $define -I. -c $out/plain.c -o $object; } \
             >$out/log 2>&1 &&
             $part $sanitizers -DFUZZ_STANDALONE $implemented -o $out/$name $source $object -lm >$out/log 2>&1 &&
