@@ -367,11 +367,12 @@ KOPT_INLINE_ uint32_t kopt_bits_(float x) {
 }
 
 KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
-    uint32_t bits = kopt_bits_(x);
+    kopt_bitcast_ w;
+    w.f = x;
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
-    __asm__("" : "+r"(bits)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
+    __asm__("" : "+r"(w.u)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
 #endif
-    return bits;
+    return w.u;
 }
 
 KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
@@ -1664,9 +1665,10 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 typedef unsigned char kopt_byte_;
 
 enum {
-    KOPT_HEADER_ = 64,       /* bytes of a state block before its arrays */
-    KOPT_BLOCK_VERSION_ = 2, /* of the layout of a state block */
-    KOPT_RANDOM_STEP_ = 0,   /* from here on: streams of random bits, section 7 */
+    KOPT_HEADER_ = 64,        /* bytes of a state block before its arrays */
+    KOPT_BLOCK_VERSION_ = 2,  /* of the layout of a state block */
+    KOPT_MAGIC_ = 0x54504F4B, /* "KOPT" */
+    KOPT_RANDOM_STEP_ = 0,    /* from here on: streams of random bits, section 7 */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
@@ -1750,11 +1752,6 @@ enum { KOPT_HAS_VMATH_ = 1 };
 #else
 enum { KOPT_HAS_VMATH_ = 0 };
 #endif
-
-/* Is this the number of a rule that this build has? */
-static int kopt_has_rule_(unsigned rule) {
-    return rule <= KOPT_LAST_RULE_ && (KOPT_HAS_VMATH_ || rule != KOPT_ADAM_ATAN2);
-}
 
 KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
     return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2;
@@ -1895,10 +1892,13 @@ KOPT_INLINE_ float kopt_to_float_(double x) {
     float y;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y = (float)kopt_opaque64_(x);
+    float y;
+    __asm__ __volatile__("" : "+" KOPT_REGISTER64_(x));
+    y = (float)x;
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile float y = (float)kopt_opaque64_(x);
+    volatile double hidden = x;
+    volatile float y = (float)hidden;
 #endif
     return y;
 }
@@ -1930,7 +1930,8 @@ KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
 
 /* The same for 0 <= low, by bits: those of negative numbers and NaNs are above those of any finite bound. -0 is 0. */
 KOPT_INLINE_ int kopt_between_(double x, double low, double high) {
-    const uint64_t bits = kopt_is_zero_(x) ? 0 : kopt_bits64_(x);
+    uint64_t bits = kopt_bits64_(x);
+    if (bits << 1 == 0) bits = 0;
     return bits >= kopt_bits64_(low) && bits <= kopt_bits64_(high);
 }
 KOPT_INLINE_ int kopt_magnitude_at_most_(double x, double largest) {
@@ -2185,7 +2186,7 @@ KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
 
 /* AMSGrad's maximum, which does not accumulate, is always rounded to nearest. */
 KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
-    return moment == 2 && kopt_is_square_(kind.rule, moment) ? KOPT_NEAREST : kind.moment_rounding;
+    return moment == 2 && kind.rule == KOPT_ADAM ? KOPT_NEAREST : kind.moment_rounding;
 }
 
 /* Does any store of such a step draw random bits? */
@@ -2528,11 +2529,6 @@ KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, ui
     return KOPT_OK;
 }
 
-/* The tensor's rate_scale; 0 means 1. Compares bits: with DAZ a subnormal float compares equal to 0. */
-static KOPT_HOST_DEVICE_ float kopt_rate_scale_(const kopt_tensor *t) {
-    return kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale;
-}
-
 /* ---- checks of an optimizer ---- */
 
 static int kopt_format_valid_(kopt_format f) { return (unsigned)f <= (unsigned)KOPT_FP16; }
@@ -2557,8 +2553,8 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *
     if (!(condition)) return *words = (why), KOPT_ERROR_##error
     MUST_(opt != NULL, NULL, "the optimizer is NULL");
     MUST_(opt->made_ == KOPT_MADE_, UNINITIALIZED, kopt_result_string(KOPT_ERROR_UNINITIALIZED));
-    MUST_(kopt_has_rule_((unsigned)opt->rule), OPTION,
-          "rule: it does not exist, or is not in this build; Adam-atan2 needs KAHAN_OPT_VMATH");
+    MUST_((unsigned)opt->rule <= KOPT_LAST_RULE_, OPTION, "rule: it does not exist");
+    MUST_(opt->rule != KOPT_ADAM_ATAN2 || KOPT_HAS_VMATH_, OPTION, "rule: Adam-atan2 needs KAHAN_OPT_VMATH");
     MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
     MUST_((unsigned)opt->rounding <= KOPT_LAST_ROUNDING_, OPTION, "rounding: it does not exist");
     MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,
@@ -2774,23 +2770,26 @@ typedef struct kopt_layout_ {
 
 #define KOPT_BLOCK_ ((size_t)256) /* elements that share a scale */
 
+/* A state block has fewer than 32 bytes per element: all sizes in bytes are below SIZE_MAX. */
+#define KOPT_LARGEST_N_ ((~(size_t)0 - 256) / 32)
+
 /* The number of blocks of 256 elements; the last one may be shorter. */
 static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
 KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }    /* in a checkpoint  */
 KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
 
-/* The caller has checked n: see kopt_n_valid_(). */
-static KOPT_FORCE_INLINE_ void kopt_make_layout_(kopt_layout_ *l, kopt_rule rule, kopt_format weight,
-                                                 kopt_format moment, kopt_rounding rounding, int moment_count,
-                                                 size_t n) {
-    const size_t residual_bytes = kopt_bytes_of_residual_(weight, rounding);
+/* The layout under a step, of which only the options count. n is at most KOPT_LARGEST_N_. */
+static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_step *s, size_t n) {
+    const kopt_format weight = s->weight_format, moment = s->moment_format;
+    const int moment_count = s->moment_count;
+    const size_t residual_bytes = kopt_bytes_of_residual_(weight, s->rounding);
     const size_t residual = kopt_round_up16_(n * residual_bytes);
-    const size_t slow = rule == KOPT_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
+    const size_t slow = s->rule == KOPT_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
     size_t bytes;
-    l->rule = rule;
+    l->rule = s->rule;
     l->weight_format = weight;
     l->moment_format = moment;
-    l->rounding = weight == KOPT_F32 ? KOPT_NEAREST : rounding;
+    l->rounding = weight == KOPT_F32 ? KOPT_NEAREST : s->rounding;
     l->moment_count = moment_count;
     l->n = n;
     l->weight_bytes = kopt_bytes_of_(weight);
@@ -2811,19 +2810,14 @@ static KOPT_FORCE_INLINE_ void kopt_make_layout_(kopt_layout_ *l, kopt_rule rule
 
 static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
     kopt_layout_ l;
-    kopt_make_layout_(&l, opt->rule, opt->weight_format, opt->moment_format, opt->rounding, kopt_moments_(opt), n);
+    kopt_step s;
+    kopt_copy_options_(opt, &s);
+    kopt_layout_of_step_(&l, &s, n);
     return l;
 }
 
-static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_step *s, size_t n) {
-    kopt_make_layout_(l, s->rule, s->weight_format, s->moment_format, s->rounding, s->moment_count, n);
-}
-
-/* The limit keeps all sizes in bytes below SIZE_MAX: a state block has fewer than 32 bytes per element. */
-static int kopt_n_valid_(size_t n) { return n <= (~(size_t)0 - 256) / 32; }
-
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
-    if (kopt_check_options_(opt) != KOPT_OK || !kopt_n_valid_(n)) return 0;
+    if (kopt_check_options_(opt) != KOPT_OK || n > KOPT_LARGEST_N_) return 0;
     return kopt_layout_for_(opt, n).total;
 }
 
@@ -2847,7 +2841,11 @@ static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
 
 /* Load little-endian numbers from any address. */
 #ifdef KOPT_VECTORS16_ /* the machine is little-endian */
-KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) { return kopt_load32_(p); }
+KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) {
+    uint32_t x;
+    memcpy(&x, p, 4);
+    return x;
+}
 KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
     uint64_t x;
     memcpy(&x, p, 8);
@@ -2893,7 +2891,7 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
 /* Writes 64 bytes at h: the header of a state block of this optimizer for a tensor with this id, n and first_index. */
 static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n, uint64_t first_index) {
     memset(h, 0, KOPT_HEADER_);
-    kopt_store_le_(h, 0x54504F4Bu, 4); /* "KOPT" */
+    kopt_store_le_(h, KOPT_MAGIC_, 4);
     h[4] = KOPT_BLOCK_VERSION_;
     h[5] = (kopt_byte_)opt->rule;
     h[6] = (kopt_byte_)opt->weight_format;
@@ -2923,18 +2921,14 @@ static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, ui
     kopt_leave_(&environment);
 }
 
-/* Does h look like a header? */
-static int kopt_header_valid_(const kopt_byte_ *h) {
-    return kopt_load_le32_(h) == 0x54504F4Bu && h[4] == KOPT_BLOCK_VERSION_ && h[10] <= 1 && h[11] == 0;
-}
-
 /* Does a block belong to the optimizer and the tensor? Asked before the size: another format is KOPT_ERROR_MISMATCH. */
 static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
     const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
     if (l->total == 0) return KOPT_OK;
     if (h == NULL) return KOPT_ERROR_NULL;
     if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    if (!kopt_header_valid_(h) || h[10] != 0) return KOPT_ERROR_STATE;
+    if (kopt_load_le32_(h) != KOPT_MAGIC_ || h[4] != KOPT_BLOCK_VERSION_ || h[10] != 0 || h[11] != 0)
+        return KOPT_ERROR_STATE;
     if (h[5] != (kopt_byte_)l->rule || h[6] != (kopt_byte_)l->weight_format || h[7] != (kopt_byte_)l->rounding ||
         h[8] != kopt_format_byte_(l->moment_format) || h[9] != (kopt_byte_)l->moment_count ||
         kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n ||
@@ -2961,24 +2955,19 @@ typedef struct kopt_memory_range_ {
     kopt_memory_kind_ what;
 } kopt_memory_range_;
 
-static KOPT_FORCE_INLINE_ kopt_memory_range_ *kopt_add_memory_range_(kopt_memory_range_ *to, const void *at,
-                                                                     size_t size, kopt_memory_kind_ what) {
-    if (at == NULL || size == 0) return to;
-    to->at = at;
-    to->size = size;
-    to->what = what;
-    return to + 1;
-}
-
 /* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
 static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, const kopt_layout_ *l) {
-    if (t->n != 0) {
-        to = kopt_add_memory_range_(to, t->weight, t->n * l->weight_bytes, KOPT_WEIGHTS_);
-        to = kopt_add_memory_range_(to, t->state, l->total, KOPT_STATE_);
-        to = kopt_add_memory_range_(to, t->grad, t->n * kopt_bytes_of_(t->grad_format), KOPT_GRADS_);
-        to = kopt_add_memory_range_(to, t->copy, t->n * kopt_bytes_of_(t->copy_format), KOPT_COPY_);
-    }
-    return kopt_add_memory_range_(to, t->counts, sizeof *t->counts, KOPT_COUNTS_);
+    const void *const at[] = {t->weight, t->state, t->copy, t->grad, t->counts};
+    const size_t size[] = {t->n * l->weight_bytes, l->total, t->n * kopt_bytes_of_(t->copy_format),
+                           t->n * kopt_bytes_of_(t->grad_format), sizeof *t->counts};
+    unsigned i;
+    for (i = 0; i < KOPT_MEMORY_RANGES_; i++)
+        if (at[i] != NULL && size[i] != 0) {
+            to->at = at[i];
+            to->size = size[i];
+            to++->what = (kopt_memory_kind_)i;
+        }
+    return to;
 }
 
 static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, const kopt_memory_range_ *b) {
@@ -3008,7 +2997,7 @@ static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_f
     if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
     if (t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
     if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_n_valid_(t->n) || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    if (t->n > KOPT_LARGEST_N_ || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
         return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
     return KOPT_OK;
@@ -3029,7 +3018,7 @@ static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer 
 /* Could kopt_step_begin() have made this step? Finds most uninitialized memory. The kernels do not check it again. */
 static kopt_result kopt_check_began_(const kopt_step *s) {
     if (s == NULL) return KOPT_ERROR_NULL;
-    return s->step != 0 && kopt_has_rule_((unsigned)s->rule) &&
+    return s->step != 0 && (unsigned)s->rule <= KOPT_LAST_RULE_ && (s->rule != KOPT_ADAM_ATAN2 || KOPT_HAS_VMATH_) &&
                    (unsigned)s->moment_count - kopt_rules_[s->rule].moments <= kopt_rules_[s->rule].optional &&
                    kopt_format_valid_(s->weight_format) && (unsigned)s->moment_format <= (unsigned)KOPT_Q8 &&
                    (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
@@ -3040,14 +3029,18 @@ static kopt_result kopt_check_began_(const kopt_step *s) {
                : KOPT_ERROR_STEP;
 }
 
-/* Checks a step with one tensor, and computes the layout of the state block. */
-KOPT_SMALL_FN_ kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
-    kopt_result result = kopt_check_began_(s);
-    if (result == KOPT_OK) result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
+/* Checks a tensor of a step that has begun, and computes the layout of the state block. */
+KOPT_SMALL_FN_ kopt_result kopt_check_part_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
+    kopt_result result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
     if (result != KOPT_OK) return result;
     kopt_layout_of_step_(layout, s, t->n);
     result = kopt_check_block_(t, layout);
     return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
+}
+
+static kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
+    const kopt_result result = kopt_check_began_(s);
+    return result == KOPT_OK ? kopt_check_part_(layout, s, t) : result;
 }
 
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
@@ -3097,7 +3090,7 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
     list.previous_end = NULL;
     list.current = 0;
     for (i = 0; i < count; i++) {
-        kopt_result result = kopt_check_step_(&layout, s, &tensors[i]);
+        kopt_result result = kopt_check_part_(&layout, s, &tensors[i]);
         if (result == KOPT_OK) result = kopt_check_neighbours_(&list, &tensors[i], &layout, s->zero_grad);
         if (result != KOPT_OK) return result;
     }
@@ -3984,8 +3977,6 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.first_step = s->step == 1;
     return k;
 }
-
-FN_ scalars_ K_(splat_job)(const kopt_job_ *j) { return K_(splat_step)(j->step, j->rate, j->weight_decay); }
 
 #if KOPT_PASS_ < KOPT_PASS_CUDA_ /* CUDA has loads, stores and loops of its own */
 /* ---- loads and stores of n lanes ---- */
@@ -5031,12 +5022,12 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
     return kahan ? u : *residual;
 }
 
-/* A moment rounded to 16 bits, in the upper half. root: the root of a mean of squares, which fp16 stores in its place;
-   a positive root never becomes 0. */
-FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, kopt_rounding how, vu32_ r,
+/* A moment rounded to 16 bits, in the upper half. rooted: the array is fp16 and stores root, that of a mean of squares,
+   in its place; a positive root never becomes 0. */
+FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int rooted, vf32_ root, kopt_rounding how, vu32_ r,
                            const constants_ *c) {
     vu32_ u;
-    if (format != KOPT_FP16 || !square) return K_(round16)(x, format, how, r, c);
+    if (!rooted) return K_(round16)(x, format, how, r, c);
 #ifndef ONE_LANE_
     if (how == KOPT_STOCHASTIC)
         u = iadd_(K_(extended_fp16)(as_u32_(root), c), r);
@@ -5045,8 +5036,6 @@ FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int square, vf32_ root, 
         u = K_(round16)(root, KOPT_FP16, how, r, c);
     return imax_(u, as_u32_(min_(root, as_f32_(isplat_(0x00010000u)))));
 }
-
-FN_ vf32_ K_(square_if)(vf32_ x, int rooted) { return rooted ? mul_(x, x) : x; }
 
 /* Decodes a stored weight and its residual. Returns the weight as decay reads it; *compensation is that of KAHAN, or 0.
    largest: see from_extended; scalar code passes NULL. */
@@ -5066,7 +5055,8 @@ typedef struct element_ {
 } element_;
 
 FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
-    return K_(square_if)(K_(widen)(e->moment[moment], kind.moment), kopt_stores_root_(kind, moment));
+    const vf32_ x = K_(widen)(e->moment[moment], kind.moment);
+    return kopt_stores_root_(kind, moment) ? mul_(x, x) : x;
 }
 
 /* The ratio of StableAdamW for an element as stored. */
@@ -5084,11 +5074,11 @@ FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e
 
 /* A new moment as stored, in the low bits; for an fp32 buffer unrounded, a mean of squares as root. r: random bits. */
 NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
-    const int square = kopt_is_square_(kind.rule, moment);
+    const int rooted = kopt_stores_root_(kind, moment);
     const constants_ c = K_(make_constants)();
-    if (kind.buffered) return as_u32_(square ? root : x);
+    if (kind.buffered) return as_u32_(rooted ? root : x);
     if (kind.moment == KOPT_F32) return K_(flush_f32)(x);
-    return K_(round_moment)(x, kind.moment, square, root, kopt_moment_rounding_(kind, moment),
+    return K_(round_moment)(x, kind.moment, rooted, root, kopt_moment_rounding_(kind, moment),
                             K_(random16)(r, (uint32_t)moment + 1), &c) >>
            16;
 }
@@ -5203,7 +5193,7 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
    buffer holds a pair of so many elements, first the even ones, then the odd ones. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
                                                                    kopt_byte_ *x, size_t pair) {
-    const scalars_ k = K_(splat_job)(j);
+    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay);
     const kopt_kind_ kind = kopt_kind_of_(j, 1);
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
@@ -5266,11 +5256,12 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
     if (kind.moment == KOPT_F32) return x;
     EACH_MOMENT_ {
         const vf32_ moment = h->moments.x[m], root = h->moments.root[m];
+        const int rooted = kopt_stores_root_(kind, m);
         number = add16_(number, stride);
-        h->u[m] = K_(round_moment)(moment, kind.moment, kopt_is_square_(kind.rule, m), root,
-                                   kopt_moment_rounding_(kind, m), K_(random_half)(number, second, order, c), c);
+        h->u[m] = K_(round_moment)(moment, kind.moment, rooted, root, kopt_moment_rounding_(kind, m),
+                                   K_(random_half)(number, second, order, c), c);
         if (kind.moment == KOPT_FP16 || CHECK_UNROUNDED_)
-            largest = imax_(largest, and_(as_u32_(kopt_stores_root_(kind, m) ? root : moment), c->abs_mask));
+            largest = imax_(largest, and_(as_u32_(rooted ? root : moment), c->abs_mask));
     }
     h->largest = largest; /* once: clang keeps h in memory */
     return x;
@@ -5489,8 +5480,9 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     for (m = 0; m < 4; m++) a.moments.x[m] = b.moments.x[m] = g.a; /* any value: a rule reads only those that it has */
     EACH_MOMENT_ {
         const pair_ moment = K_(load_pair)(j->moment[m], i, kind.moment, order, c);
-        a.moments.x[m] = K_(square_if)(moment.a, kopt_stores_root_(kind, m));
-        b.moments.x[m] = K_(square_if)(moment.b, kopt_stores_root_(kind, m));
+        const int rooted = kopt_stores_root_(kind, m);
+        a.moments.x[m] = rooted ? mul_(moment.a, moment.a) : moment.a;
+        b.moments.x[m] = rooted ? mul_(moment.b, moment.b) : moment.b;
     }
     x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number, r->stride, 0, order, &a);
     x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number, r->stride, 1, order, &b);
@@ -5612,7 +5604,7 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
 /* First stage: computes x, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     kopt_job_ a = t->job; /* a copy: the stores do not change its pointers */
-    const scalars_ k = K_(splat_job)(&t->job);
+    const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
@@ -5651,7 +5643,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
 /* Second stage: steps and stores weights and residuals, from x. */
 FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     const kopt_job_ a = t->job; /* a copy: stores of a stage do not change its pointers */
-    const scalars_ k = K_(splat_job)(&t->job);
+    const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number;
     const size_t n = t->job.end;
@@ -5674,10 +5666,9 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
        DIRECTIONS_    LINE_(name, rule, other rule, number of moments, format of the moments)
        COMMITS_       LINE_(name, format of the weights, rounding, other rounding)
 
-   A line may serve two rules or roundings, told apart by a test per vector; a line for one names it twice. As a rule, a
-   number of moments or a rounding, ANY_ matches every value, which is then tested at run time. As the format of the
-   moments it stands for fp32, in memory or in the buffers of 8-bit moments; KOPT_Q8 stands for these buffers alone. The
-   first line that matches a step is taken. A step that lacks a line is stepped by STAGES_ISA_, with the same bits. */
+   A line may serve two rules or roundings, told apart by a test per vector; a line for one names it twice. ANY_ matches
+   every value, which is then tested at run time. KOPT_Q8 stands for the fp32 buffers of 8-bit moments. The first line
+   that matches a step is taken. A step that lacks a line is stepped by STAGES_ISA_, with the same bits. */
 #define ANY_ 99
 /* clang-format off */
 #define COMMITS_F32_BF16_(LINE_) \
@@ -5685,24 +5676,30 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(commit_bf16_kahan, KOPT_BF16, KOPT_KAHAN, KOPT_KAHAN) \
     LINE_(commit_bf16_nearest_stochastic, KOPT_BF16, KOPT_NEAREST, KOPT_STOCHASTIC) \
     LINE_(commit_bf16_compact_exact, KOPT_BF16, KOPT_COMPACT, KOPT_EXACT)
-#ifdef STAGES_ISA_ /* AVX-512 beside AVX2: what is used most */
-#define DIRECTIONS_(LINE_) \
-    LINE_(direction_adam_f32, KOPT_ADAM, KOPT_ADAM, 2, KOPT_F32) \
-    LINE_(direction_adam_buffered, KOPT_ADAM, KOPT_ADAM, 2, KOPT_Q8) \
+#define DIRECTIONS_USED_MOST_(LINE_) \
     LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
+    LINE_(direction_adam_f32, KOPT_ADAM, KOPT_ADAM, 2, KOPT_F32) \
     LINE_(direction_momentum_lion_bf16, KOPT_SGD, KOPT_LION, 1, KOPT_BF16) \
+    LINE_(direction_momentum_lion_f32, KOPT_SGD, KOPT_LION, 1, KOPT_F32) \
     LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32)
+#if KOPT_PASS_ == KOPT_PASS_AVX2_
+#define DIRECTIONS_OF_SET_(LINE_) \
+    LINE_(direction_adam_buffered, KOPT_ADAM, KOPT_ADAM, 2, KOPT_Q8) \
+    LINE_(direction_adam_fp16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_FP16) \
+    LINE_(direction_momentum_lion_fp16, KOPT_SGD, KOPT_LION, 1, KOPT_FP16)
+#elif KOPT_PASS_ == KOPT_PASS_AVX512_
+#define DIRECTIONS_OF_SET_(LINE_) LINE_(direction_adam_buffered, KOPT_ADAM, KOPT_ADAM, 2, KOPT_Q8)
+#else
+#define DIRECTIONS_OF_SET_(LINE_)
+#endif
+#ifdef STAGES_ISA_ /* AVX-512 beside AVX2 */
+#define DIRECTIONS_(LINE_) DIRECTIONS_USED_MOST_(LINE_) DIRECTIONS_OF_SET_(LINE_)
 #define COMMITS_ COMMITS_F32_BF16_
 #else
 #define DIRECTIONS_(LINE_) \
-    LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
-    LINE_(direction_momentum_lion_bf16, KOPT_SGD, KOPT_LION, 1, KOPT_BF16) \
-    LINE_(direction_any_bf16, ANY_, ANY_, ANY_, KOPT_BF16) \
-    LINE_(direction_any_fp16, ANY_, ANY_, ANY_, KOPT_FP16) \
-    LINE_(direction_adam_f32, KOPT_ADAM, KOPT_ADAM, 2, KOPT_F32) \
-    LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32) \
+    DIRECTIONS_USED_MOST_(LINE_) \
+    DIRECTIONS_OF_SET_(LINE_) \
     LINE_(direction_ema, KOPT_EMA, KOPT_EMA, 0, KOPT_F32) \
-    LINE_(direction_momentum_lion_f32, KOPT_SGD, KOPT_LION, 1, KOPT_F32) \
     LINE_(direction_any, ANY_, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_) COMMITS_F32_BF16_(LINE_) LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_)
 #endif
@@ -5713,15 +5710,17 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? value : value == first ? first : second; }
 
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                             \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                                  \
-        kopt_kind_ kind = t->kind;                                                                                \
-        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                                       \
-        kind.rule = (kopt_rule)rule;                                                                              \
-        if ((line_moments) != ANY_) kind.moment_count = line_moments;                                             \
-        if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;                                      \
-        kind.moment = (line_format) == KOPT_BF16 ? KOPT_BF16 : (line_format) == KOPT_FP16 ? KOPT_FP16 : KOPT_F32; \
-        K_(direction_tile)(t, kind, ORDER_(line_format));                                                         \
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)              \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                   \
+        kopt_kind_ kind = t->kind;                                                 \
+        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);        \
+        const int format = K_(one_of)((int)kind.moment, line_format, line_format); \
+        kind.rule = (kopt_rule)rule;                                               \
+        kind.moment = (kopt_format)format;                                         \
+        if ((line_moments) != ANY_) kind.moment_count = line_moments;              \
+        if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;       \
+        if ((line_format) == KOPT_Q8) kind.moment = KOPT_F32;                      \
+        K_(direction_tile)(t, kind, ORDER_(line_format));                          \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
@@ -5739,10 +5738,9 @@ COMMITS_(LINE_)
 /* The functions of the two stages of a kind of step; 0: this list lacks one. */
 static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt_stage_ **commit) {
     const kopt_format format = kind->buffered ? KOPT_Q8 : kind->moment;
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                     \
-    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                              \
-        MATCHES_(kind->moment_count, line_moments, line_moments) &&                                       \
-        ((line_format) == ANY_ ? format == KOPT_F32 || format == KOPT_Q8 : (int)format == (line_format))) \
+#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                           \
+    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                                    \
+        MATCHES_(kind->moment_count, line_moments, line_moments) && MATCHES_(format, line_format, line_format)) \
         *direction = K_(name);
     *direction = NULL;
     DIRECTIONS_(LINE_)
@@ -5784,7 +5782,7 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
     const size_t size = kopt_bytes_of_(t->kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(t->kind.weight, t->kind.rounding);
-    const scalars_ k = K_(splat_job)(j);
+    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay);
     size_t i, q;
     for (i = 0; i < j->end; i += PAIR_) {
         float slow[PAIR_], slow_compensation[PAIR_];
@@ -5847,7 +5845,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
     const int pipelined = LANES_ == 16 && kind.rule == KOPT_ADAM && kind.rounding == KOPT_KAHAN;
     const int prefetches = kopt_prefetches_(whole, kind, whole->end - begin, KOPT_CORE_CACHE_);
     const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_ * 0x00010001u);
-    scalars_ k = K_(splat_job)(whole);
+    scalars_ k = K_(splat_step)(whole->step, whole->rate, whole->weight_decay);
     kopt_random_tile_ tile;
     random_pair_ last;
     pair_ pending;
@@ -5951,15 +5949,16 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     if (j->end >= from + PAIR_ && (s->moments_only | s->sync | s->unrectified) == 0 && j->counts == NULL &&
         j->copy == NULL && (LANES_ != 8 || kopt_as_u32_(s->l2) << 1 == 0)) {
         const kopt_kind_ kind = kopt_kind_of_(j, 0);
-        size_t end = from;
-#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding)         \
-    if (end == from && kind.rule == (line_rule) && kind.moment_count == (line_moments) &&             \
-        kind.weight == (line_format) && kind.grad == (line_format) && kind.moment == (line_format) && \
-        ((line_format) == KOPT_F32 ||                                                                 \
-         (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&        \
-          ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding)))))   \
-        end = K_(name)(j, from);
-        SPECIALIZATIONS_(LINE_)
+        size_t end;
+#define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding)              \
+    if (kind.rule == (line_rule) && kind.moment_count == (line_moments) && kind.weight == (line_format) && \
+        kind.grad == (line_format) && kind.moment == (line_format) &&                                      \
+        ((line_format) == KOPT_F32 ||                                                                      \
+         (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&             \
+          ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding)))))        \
+        end = K_(name)(j, from);                                                                           \
+    else
+        SPECIALIZATIONS_(LINE_) end = from;
 #undef LINE_
         if (end > from) {
             if (from > i) kopt_walk_tiles_(&K_(stages), j, i, from);
@@ -6112,7 +6111,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 
 /* Writes the ratios of StableAdamW of the elements [begin, j->end) to out, as fp32. */
 NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
-    const scalars_ k = K_(splat_job)(j);
+    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay);
     const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
     const size_t grad_size = kopt_bytes_of_(kind.grad), moment_size = kopt_bytes_of_(kind.moment);
     const size_t weight_size = kopt_bytes_of_(kind.weight);
@@ -6380,6 +6379,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef COMMITS_
 #undef COMMITS_F32_BF16_
 #undef DIRECTIONS_
+#undef DIRECTIONS_OF_SET_
+#undef DIRECTIONS_USED_MOST_
 #undef EACH_MOMENT_
 #undef FP16_
 #undef CORE_ONLY_
@@ -7290,10 +7291,12 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
     int saved;
     if (h == NULL) return KOPT_ERROR_NULL;
     if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    if (!kopt_header_valid_(h) || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
+    if (kopt_load_le32_(h) != KOPT_MAGIC_ || h[4] != KOPT_BLOCK_VERSION_ || h[10] > 1 || h[11] != 0 ||
+        !kopt_header_options_valid_(h))
+        return KOPT_ERROR_STATE;
     n = (size_t)kopt_load_le64_(h + 16);
-    if (n != kopt_load_le64_(h + 16) || !kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS; /* for this machine */
-    if (!kopt_has_rule_(h[5])) return KOPT_ERROR_OPTION;
+    if (n != kopt_load_le64_(h + 16) || n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS; /* for this machine */
+    if (h[5] == KOPT_ADAM_ATAN2 && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
     saved = h[10];
     kopt_optimizer_from_header_(&made, h, saved);
     kopt_make_variant_(&rounding, &moments, &made);
@@ -7400,15 +7403,16 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_step *s, const kopt_tens
     volatile float stable = 1; /* so that no compiler moves the products above kopt_enter_() */
     float scale;
     if (begin == end) return;
-    if (s->stable && kopt_as_u32_(t->stable_scale) != 0) stable = t->stable_scale;
-    if (kopt_must_measure_(s, t)) {
+    if (s->stable && kopt_as_u32_(t->stable_scale) != 0) {
+        stable = t->stable_scale;
+    } else if (s->stable && !s->moments_only) {
         memset(&norm, 0, sizeof norm);
         kopt_measure_(l, s, t, begin, end, &norm);
         stable = kopt_stable_scale(&norm, t->n);
     }
     kopt_make_job_(&job, l, s, t, begin, end);
     kopt_enter_(&environment);
-    scale = kopt_mul_(kopt_rate_scale_(t), stable);
+    scale = kopt_as_u32_(t->rate_scale) == 0 ? stable : kopt_mul_(t->rate_scale, stable); /* 0 means 1 */
     if (kopt_as_u32_(scale) != 0x3F800000u) {
         job.rate = kopt_mul_(job.rate, scale);
         job.weight_decay = kopt_mul_(job.weight_decay, scale);
@@ -7420,15 +7424,9 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_step *s, const kopt_tens
     kopt_leave_(&environment);
 }
 
-/* Steps a tensor of a list that has been checked. */
-static void kopt_run_tensor_(const kopt_step *s, const kopt_tensor *t) {
-    kopt_layout_ l;
-    kopt_layout_of_step_(&l, s, t->n);
-    kopt_run_(&l, s, t, 0, t->n);
-}
-
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     kopt_result result;
+    kopt_layout_ layout;
     kopt_step s;
     uint32_t old_step;
     size_t i;
@@ -7441,7 +7439,10 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor
         opt->step = old_step;
         return result;
     }
-    for (i = 0; i < count; i++) kopt_run_tensor_(&s, &tensors[i]);
+    for (i = 0; i < count; i++) {
+        kopt_layout_of_step_(&layout, &s, tensors[i].n);
+        kopt_run_(&layout, &s, &tensors[i], 0, tensors[i].n);
+    }
     return KOPT_OK;
 }
 
@@ -7481,7 +7482,7 @@ static kopt_result kopt_find_part_(kopt_part_ *part, const kopt_tensor *tensors,
     if (begin > end) return KOPT_ERROR_BOUNDS;
     part->begin = part->end = 0;
     for (i = 0; before < end; i++) {
-        if (i == count || !kopt_n_valid_(tensors[i].n) || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
+        if (i == count || tensors[i].n > KOPT_LARGEST_N_ || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
         if (before <= begin && begin - before < tensors[i].n) {
             first = i;
             part->begin = begin - before;
@@ -7867,7 +7868,7 @@ KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_opt
 
 static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n) {
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
-    if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
+    if (n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS;
     return x == NULL && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
@@ -8141,12 +8142,16 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
 
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                        size_t count, double max_norm, const kopt_closure *closure, int *skipped) {
+    kopt_layout_ layout;
     kopt_result result;
     kopt_step step;
     size_t i;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     result = kopt_scaler_prepare_(scaler, opt, tensors, count, max_norm, closure, skipped, &step);
-    for (i = 0; i < count && result == KOPT_OK && step.step != 0; i++) kopt_run_tensor_(&step, &tensors[i]);
+    for (i = 0; i < count && result == KOPT_OK && step.step != 0; i++) {
+        kopt_layout_of_step_(&layout, &step, tensors[i].n);
+        kopt_run_(&layout, &step, &tensors[i], 0, tensors[i].n);
+    }
     return result;
 }
 
@@ -8205,9 +8210,13 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out) {
     kopt_result result = kopt_check_accumulator_(a, out, a == NULL ? 0 : a->n * 4);
     kopt_layout_ l;
+    kopt_step s;
     if (result != KOPT_OK || a->n == 0) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
-    kopt_make_layout_(&l, KOPT_SGD, a->format, a->format, a->rounding, 0, a->n);
+    memset(&s, 0, sizeof s); /* SGD without momentum has this layout */
+    s.weight_format = a->format;
+    s.rounding = a->rounding;
+    kopt_layout_of_step_(&l, &s, a->n);
     if (a->count == 0)
         memset(out, 0, 4 * a->n);
     else
@@ -8244,7 +8253,7 @@ static int kopt_code_valid_(kopt_format code) {
 }
 
 KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
-    return kopt_code_valid_(code) && kopt_n_valid_(n) ? kopt_code_bytes_(code, n) : 0;
+    return kopt_code_valid_(code) && n <= KOPT_LARGEST_N_ ? kopt_code_bytes_(code, n) : 0;
 }
 
 static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
@@ -8466,7 +8475,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
     if (result != KOPT_OK) return result;
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (count == 0 || !kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
-    if (!kopt_n_valid_(count)) return KOPT_ERROR_BOUNDS;
+    if (count > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
     if (shards == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlap_(out, n * kopt_bytes_of_(out_format), shards, count * sizeof *shards)) return KOPT_ERROR_OVERLAP;
@@ -8488,7 +8497,7 @@ KOPT_API_ kopt_result kopt_reduce(void *out, kopt_format out_format, const void 
 static kopt_result kopt_convert_run_(const kopt_conversion_ *c) {
     kopt_environment_ environment;
     if (!kopt_format_valid_(c->dst_format) || !kopt_format_valid_(c->src_format)) return KOPT_ERROR_OPTION;
-    if (!kopt_n_valid_(c->n) || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
+    if (c->n > KOPT_LARGEST_N_ || c->first >> 63 != 0) return KOPT_ERROR_BOUNDS;
     if (c->n == 0) return KOPT_OK;
     if (c->dst == NULL || c->src == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlap_(c->dst, c->n * kopt_bytes_of_(c->dst_format), c->src, c->n * kopt_bytes_of_(c->src_format)))
@@ -8514,7 +8523,7 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 }
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
-    if (!kopt_format_valid_(format) || !kopt_n_valid_(n) || (x == NULL && n != 0)) return 0;
+    if (!kopt_format_valid_(format) || n > KOPT_LARGEST_N_ || (x == NULL && n != 0)) return 0;
     return KOPT_KERNEL_(all_finite)((const kopt_byte_ *)x, format, n);
 }
 
@@ -8538,7 +8547,7 @@ static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, kopt_function f, kopt_form
                                const void *x, const void *y, size_t n) {
     const size_t bytes = n * kopt_bytes_of_(format);
     kopt_vmath_job_ j;
-    if (!kopt_n_valid_(n)) return KOPT_ERROR_BOUNDS;
+    if (n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
     if (out == NULL || out2 == NULL || x == NULL || y == NULL) return KOPT_ERROR_NULL;
     if (!kopt_same_or_disjoint_(out, x, bytes) || !kopt_same_or_disjoint_(out, y, bytes) ||
@@ -8608,7 +8617,7 @@ static float kopt_narrow_in_environment_(double x) {
 static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format format, size_t n, double middle,
                               double width, kopt_random_key key) {
     kopt_vmath_job_ j;
-    if (!kopt_n_valid_(n) || key.first_index >> 54 != 0 || key.first_index + n > (uint64_t)1 << 54)
+    if (n > KOPT_LARGEST_N_ || key.first_index >> 54 != 0 || key.first_index + n > (uint64_t)1 << 54)
         return KOPT_ERROR_BOUNDS;
     if (!kopt_format_valid_(format)) return KOPT_ERROR_OPTION;
     if (!kopt_magnitude_at_most_(middle, KOPT_3E38_) || !kopt_between_(width, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;

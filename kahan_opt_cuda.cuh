@@ -712,13 +712,13 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
             const kopt_vf32_octet_ old = kopt_load_weight_octet_(kind, kopt_cuda_first_(x->weight, weight_size, half),
                                                                  rest, &compensation, largest);
             KOPT_UNROLL_
-            for (m = 0; m < 4; m++)
-                h.moments.x[m] =
+            for (m = 0; m < 4; m++) {
+                const float moment =
                     m >= kind.moment_count
                         ? 0
-                        : kopt_square_if_octet_(
-                              kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), kind.moment),
-                              kopt_stores_root_(kind, m));
+                        : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), kind.moment);
+                h.moments.x[m] = kopt_stores_root_(kind, m) ? kopt_mul_octet_(moment, moment) : moment;
+            }
             update = kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, stride, 0,
                                                 2 /* RANDOM_ZERO_EXTENDED_ */, &h);
             *largest_moment = kopt_imax_octet_(*largest_moment, h.largest);
@@ -1352,6 +1352,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
     const kopt_cuda_tensor_ *const t = a->tensors + index;
     const kopt_cuda_group_ *const g = a->groups + t->group;
     const kopt_format format = g->step.moment_format;
+    const int rooted = format == KOPT_Q8 || format == KOPT_FP16;
     const uint64_t n = t->end - t->pad;
     const uint64_t i = (uint64_t)round * KOPT_ROUND_ + (thread >> 5) * 512 + 8 * (thread & 31);
     uint32_t half, q;
@@ -1374,9 +1375,8 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
                 kopt_cuda_widen_all_(v, format);
             KOPT_UNROLL_
             for (q = 0; q < 8; q++)
-                grad[q] =
-                    kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale),
-                                                kopt_square_if_octet_(v[q], format == KOPT_Q8 || format == KOPT_FP16));
+                grad[q] = kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale),
+                                                      rooted ? kopt_mul_octet_(v[q], v[q]) : v[q]);
             kopt_cuda_add_octet32_(column, grad);
         }
         return;
@@ -1807,7 +1807,7 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
         if (opt->rule == KOPT_RANGER && d->residual_size != 0) d->slow_residual = state + layout.slow_residual;
     }
     d->scale = blocks ? layout.scale : 0;
-    d->rate_scale = d->base_scale = kopt_rate_scale_(t);
+    d->rate_scale = d->base_scale = kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale;
     d->id = t->id;
     d->grad_format = (uint8_t)t->grad_format;
     d->copy_format = (uint8_t)(t->copy == NULL ? KOPT_F32 : t->copy_format);

@@ -131,6 +131,7 @@ static void check_ranges(void) {
             refuses_optimizer(KOPT_ERROR_RANGE, what);
         }
     REFUSED(KOPT_ERROR_RANGE, beta1, 1);
+    REFUSED(KOPT_ERROR_RANGE, beta1, 2); /* of its bits only one is not 0 */
     REFUSED(KOPT_ERROR_RANGE, beta2, 1);
     REFUSED(KOPT_ERROR_RANGE, eps, 0);
     REFUSED(KOPT_ERROR_RANGE, eps, 1e-40);
