@@ -713,7 +713,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
                                                                  rest, &compensation, largest);
             KOPT_UNROLL_
             for (m = 0; m < 4; m++) {
-                const float moment =
+                const kopt_vf32_octet_ moment =
                     m >= kind.moment_count
                         ? 0
                         : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), kind.moment);
