@@ -2045,7 +2045,7 @@ KOPT_INLINE_ void kopt_norm_accumulate_(kopt_norm *norm, uint64_t value, uint32_
 }
 
 /* Propagates carries: all limbs but the last become less than 2^32, and equal sums have equal limbs. */
-static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
+KOPT_SCALARS_ KOPT_HOST_DEVICE_ void kopt_norm_carry_(kopt_norm *norm) {
     int i;
     for (i = 0; i < 19; i++) {
         norm->digit[i + 1] += norm->digit[i] >> 32;
@@ -6105,6 +6105,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
     for (i = 0; i < n; i += K_(lanes_left)(n, i)) {
         const vu32_ a = K_(load_n)(p + i * size, size, K_(lanes_left)(n, i));
         found = K_(mask_or)(found, ieq_(and_(a, exponent), exponent));
+        if (LANES_ == 1 && any_true_(found)) return 0;
     }
     return !any_true_(found);
 }
@@ -6142,11 +6143,11 @@ NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_
    outside the window, the group is added one value at a time. */
 
 /* Adds the 64-bit lanes of a sum to the norm, times 2^(p - 298). */
-FN_ void K_(norm_spill)(kopt_norm *norm, const vu32_ sum[2], uint32_t p) {
+NOINLINE_FN_ void K_(norm_spill)(kopt_norm *norm, vu32_ a, vu32_ b, uint32_t p) {
     uint64_t part[LANES_];
     size_t i;
-    store32_((kopt_byte_ *)part, sum[0]);
-    store32_((kopt_byte_ *)(part + LANES_ / 2), sum[1]);
+    store32_((kopt_byte_ *)part, a);
+    store32_((kopt_byte_ *)(part + LANES_ / 2), b);
     for (i = 0; i < LANES_; i++) kopt_norm_accumulate_(norm, part[i], p);
 }
 
@@ -6244,10 +6245,10 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
                 K_(norm_dot)(&s, format, d, low_d);
             }
         }
-        K_(norm_spill)(norm, s.high, 552 - 2 * scale);
+        K_(norm_spill)(norm, s.high[0], s.high[1], 552 - 2 * scale);
         if (format == KOPT_F32) {
-            K_(norm_spill)(norm, s.cross, 552 + 1 - 12 - 2 * scale);
-            K_(norm_spill)(norm, s.low, 552 - 24 - 2 * scale);
+            K_(norm_spill)(norm, s.cross[0], s.cross[1], 552 + 1 - 12 - 2 * scale);
+            K_(norm_spill)(norm, s.low[0], s.low[1], 552 - 24 - 2 * scale);
         }
         if (exceptions > 1) scale = 0;
         kopt_norm_carry_(norm);
@@ -7176,7 +7177,7 @@ static void kopt_crc_begin_(kopt_crc_ *crc) {
     crc->value = 0xFFFFFFFFu;
 }
 
-static void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
+static KOPT_NOINLINE_ void kopt_crc_add_(kopt_crc_ *crc, const kopt_byte_ *p, size_t n) {
     uint32_t value = crc->value;
 #ifdef KOPT_VECTORS16_
 #define KOPT_CRC_BYTE_(word, i, k) \
