@@ -3030,7 +3030,7 @@ static kopt_result kopt_check_began_(const kopt_step *s) {
 }
 
 /* Checks a tensor of a step that has begun, and computes the layout of the state block. */
-KOPT_SMALL_FN_ kopt_result kopt_check_part_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
+KOPT_SMALL_FN_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
     kopt_result result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
     if (result != KOPT_OK) return result;
     kopt_layout_of_step_(layout, s, t->n);
@@ -3038,9 +3038,10 @@ KOPT_SMALL_FN_ kopt_result kopt_check_part_(kopt_layout_ *layout, const kopt_ste
     return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
 }
 
+/* The same, if the step has begun. */
 static kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
     const kopt_result result = kopt_check_began_(s);
-    return result == KOPT_OK ? kopt_check_part_(layout, s, t) : result;
+    return result == KOPT_OK ? kopt_check_step_tensor_(layout, s, t) : result;
 }
 
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
@@ -3090,7 +3091,7 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
     list.previous_end = NULL;
     list.current = 0;
     for (i = 0; i < count; i++) {
-        kopt_result result = kopt_check_part_(&layout, s, &tensors[i]);
+        kopt_result result = kopt_check_step_tensor_(&layout, s, &tensors[i]);
         if (result == KOPT_OK) result = kopt_check_neighbours_(&list, &tensors[i], &layout, s->zero_grad);
         if (result != KOPT_OK) return result;
     }
