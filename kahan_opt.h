@@ -367,12 +367,12 @@ KOPT_INLINE_ uint32_t kopt_bits_(float x) {
 }
 
 KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
-    kopt_bitcast_ w;
-    w.f = x;
+    const kopt_bitcast_ w = {x};
+    uint32_t bits = w.u;
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
-    __asm__("" : "+r"(w.u)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
+    __asm__("" : "+r"(bits)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
 #endif
-    return w.u;
+    return bits;
 }
 
 KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
