@@ -1665,10 +1665,9 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 typedef unsigned char kopt_byte_;
 
 enum {
-    KOPT_HEADER_ = 64,        /* bytes of a state block before its arrays */
-    KOPT_BLOCK_VERSION_ = 2,  /* of the layout of a state block */
-    KOPT_MAGIC_ = 0x54504F4B, /* "KOPT" */
-    KOPT_RANDOM_STEP_ = 0,    /* from here on: streams of random bits, section 7 */
+    KOPT_HEADER_ = 64,       /* bytes of a state block before its arrays */
+    KOPT_BLOCK_VERSION_ = 2, /* of the layout of a state block */
+    KOPT_RANDOM_STEP_ = 0,   /* from here on: streams of random bits, section 7 */
     KOPT_RANDOM_CONVERT_ = 1,
     KOPT_RANDOM_ACCUMULATE_ = 2,
     KOPT_RANDOM_COMPRESS_ = 3,
@@ -1676,6 +1675,7 @@ enum {
     KOPT_RANDOM_NOISE_ = 5,
     KOPT_RANDOM_DITHER_ = 6
 };
+#define KOPT_MAGIC_ 0x54504F4Bu /* "KOPT", at the start of a state block */
 
 /* The scale of a block of 256 codes, from its largest magnitude (KOPT_SIGN to nearest: its mean), as bits of fp32. 0 if
    that is 0 or subnormal; NaN (7FC00000) if infinite or NaN: then the block decodes to NaN. */
