@@ -2957,7 +2957,7 @@ typedef struct kopt_memory_range_ {
 
 /* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
 static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, const kopt_layout_ *l) {
-    const void *const at[] = {t->weight, t->state, t->copy, t->grad, t->counts};
+    const void *const at[] = {t->weight, t->state, t->copy, t->grad, t->counts}; /* by kopt_memory_kind_ */
     const size_t size[] = {t->n * l->weight_bytes, l->total, t->n * kopt_bytes_of_(t->copy_format),
                            t->n * kopt_bytes_of_(t->grad_format), sizeof *t->counts};
     unsigned i;
@@ -3038,7 +3038,7 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const k
     return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
 }
 
-/* The same, if the step has begun. */
+/* Checks a step and a tensor of it. */
 static kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
     const kopt_result result = kopt_check_began_(s);
     return result == KOPT_OK ? kopt_check_step_tensor_(layout, s, t) : result;
@@ -6106,7 +6106,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
     for (i = 0; i < n; i += K_(lanes_left)(n, i)) {
         const vu32_ a = K_(load_n)(p + i * size, size, K_(lanes_left)(n, i));
         found = K_(mask_or)(found, ieq_(and_(a, exponent), exponent));
-        if (LANES_ == 1 && any_true_(found)) return 0;
+        if (LANES_ == 1 && any_true_(found)) return 0; /* or clang makes 5 KB of vectors of scalar code */
     }
     return !any_true_(found);
 }
@@ -8144,16 +8144,13 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
 
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                        size_t count, double max_norm, const kopt_closure *closure, int *skipped) {
-    kopt_layout_ layout;
     kopt_result result;
     kopt_step step;
     size_t i;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     result = kopt_scaler_prepare_(scaler, opt, tensors, count, max_norm, closure, skipped, &step);
-    for (i = 0; i < count && result == KOPT_OK && step.step != 0; i++) {
-        kopt_layout_of_step_(&layout, &step, tensors[i].n);
-        kopt_run_(&layout, &step, &tensors[i], 0, tensors[i].n);
-    }
+    for (i = 0; i < count && result == KOPT_OK && step.step != 0; i++)
+        result = kopt_step_run(&step, &tensors[i]); /* checks once more */
     return result;
 }
 
