@@ -884,11 +884,13 @@ KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
 /* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding. The
    tensor's `weight` is the average; its `grad` is the array of weights to average, which a step only reads. decay is
    in [0, 1]; opt.lr becomes 1 - decay or, if decay is out of range, -1, which is refused with KOPT_ERROR_RANGE.
-   maximize, zero_grad, moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). */
+   maximize, zero_grad, moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). The average of a fine-tuning run,
+   whose weights move by less than an ulp, needs KOPT_STOCHASTIC, KOPT_F32 or a stochastic copy: docs/fine-tuning.md. */
 KOPT_API_ kopt_optimizer kopt_ema(double decay);
 
 /* Explains a KOPT_ERROR_OPTION or KOPT_ERROR_RANGE to a human: the first field of *opt that is refused, and what it may
-   be. If all are valid, it says so; then the cause is a field of the tensor or another argument. Never NULL. */
+   be, or the product of fields that is too large for the next step. If all are valid, it says so; then the cause is a
+   field of the tensor or another argument. Never NULL. */
 KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt);
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
@@ -992,9 +994,10 @@ KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_ten
    returns the drawn values; with EXACT the run is, bit for bit, the fp32 run from them.
 
    fp32 weights and KOPT_STOCHASTIC have no such delay, and the call does nothing. Errors, with nothing written:
-   KOPT_ERROR_OPTION with KOPT_NEAREST, which keeps no residual; KOPT_ERROR_STEP if any residual is not 0: after steps,
-   at a second call, or after fp32 values in kopt_state_init() or kopt_state_write(), which need no draw; those of
-   kopt_state_read(). For a GPU call it on the host, before kopt_cuda_state_load(). */
+   KOPT_ERROR_OPTION with KOPT_NEAREST, which keeps no residual, and for kopt_ema(), whose steps undo a draw;
+   KOPT_ERROR_STEP if any residual is not 0: after steps, at a second call, or after fp32 values in kopt_state_init() or
+   kopt_state_write(), which need no draw; those of kopt_state_read(). For a GPU call it on the host, before
+   kopt_cuda_state_load(). */
 KOPT_API_ KOPT_RESULT_ kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* An array of kopt_state_read() and kopt_state_write(). KOPT_ERROR_OPTION if the rule does not have this moment. */
@@ -1938,12 +1941,15 @@ KOPT_INLINE_ int kopt_magnitude_at_most_(double x, double largest) {
     return kopt_bits64_(x) << 1 <= kopt_bits64_(largest) << 1;
 }
 
-/* 1 - beta, from the bits of 0 <= beta < 1 or -0: from 64 bits of beta, truncated to 53 bits, then rounded to fp32. */
+/* 1 - beta, from the bits of 0 <= beta < 1 or -0: exact, then rounded once to fp32, to nearest even. */
 KOPT_ALWAYS_INLINE_ float kopt_one_minus_beta_(uint64_t beta) {
-    uint64_t q = beta << 11 | (uint64_t)1 << 63;
+    uint64_t q = beta << 11 | (uint64_t)1 << 63; /* beta * 2^64, a multiple of 2^11 */
     int shift = 1022 - (int)(beta >> 52 & 2047), e = 1022;
-    if (shift > 0) q = shift < 64 ? q >> shift : 0;
-    q = ~q; /* 1 - beta, too small by 2^-64, and not 0 */
+    if (shift > 0) { /* the multiple is odd if a digit is cut off: the second rounding then is that of all digits */
+        const uint64_t cut = shift < 53 ? q >> (shift + 11) : 0;
+        q = shift < 53 && cut << (shift + 11) == q ? cut << 11 : (cut | 1) << 11;
+    }
+    q = 0 - q; /* (1 - beta) * 2^64 */
 #ifdef __CUDA_ARCH__
     shift = __clzll((long long)q);
 #elif defined(KOPT_VECTORS16_)
@@ -2606,12 +2612,6 @@ static kopt_result kopt_check_options_(const kopt_optimizer *opt) {
     return kopt_judge_options_(opt, &words);
 }
 
-KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
-    const char *words;
-    (void)kopt_judge_options_(opt, &words);
-    return words;
-}
-
 /* ---- scalars of a step ---- */
 
 /* RAdam's rectification term, in (0, 1), or 0 while the length of the approximated moving average is at most 5.
@@ -2655,7 +2655,8 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_t
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
-/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float. */
+/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float: kopt_option_string() says
+   which. */
 KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
     const kopt_rule rule = opt->rule;
     const kopt_decay_mode decay_mode = opt->decay_mode;
@@ -2735,19 +2736,35 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     return kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay);
 }
 
+/* The next step of valid options: kopt_step_begin() without counting it. */
+static int kopt_next_step_(const kopt_optimizer *opt, kopt_step *s) {
+    kopt_environment_ environment;
+    int finite;
+    kopt_copy_options_(opt, s);
+    kopt_enter_(&environment);
+    finite = kopt_compute_scalars_(opt, s);
+    kopt_leave_(&environment);
+    return finite;
+}
+
+KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
+    const char *words;
+    kopt_step s;
+    if (kopt_judge_options_(opt, &words) != KOPT_OK || opt->step == 0xFFFFFFFFu || kopt_next_step_(opt, &s))
+        return words;
+    if (!kopt_finite_(s.grad_scale)) return "grad_scale * clip: the product overflows a float";
+    if (!kopt_finite_(s.rate)) return "lr: with the corrections and factors of the rule, it overflows a float";
+    if (!kopt_finite_(s.weight_decay)) return "lr * weight_decay, or lr / max_lr * weight_decay, overflows a float";
+    return "atan2_b: with the corrections of the rule, it overflows a float";
+}
+
 KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
     kopt_result result = kopt_check_options_(opt);
-    kopt_environment_ environment;
     kopt_step s; /* *step stays unchanged if the call fails */
-    int finite;
     if (result != KOPT_OK) return result;
     if (step == NULL) return KOPT_ERROR_NULL;
     if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    kopt_copy_options_(opt, &s);
-    kopt_enter_(&environment);
-    finite = kopt_compute_scalars_(opt, &s);
-    kopt_leave_(&environment);
-    if (!finite) return KOPT_ERROR_RANGE;
+    if (!kopt_next_step_(opt, &s)) return KOPT_ERROR_RANGE;
     *step = s;
     opt->step = s.step;
     return KOPT_OK;
@@ -6476,9 +6493,9 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "a required pointer is NULL",
         "an option has a value that does not exist, does not apply or is not in this build: kopt_option_string() names "
         "the field",
-        "a number is out of range or NaN: kopt_option_string() names a hyper-parameter",
+        "a number is out of range or NaN: kopt_option_string() names the hyper-parameter or the product",
         "the range of elements is not inside the tensor, or the tensor is too large",
-        "a state block or a buffer is too small, or a checkpoint was cut off",
+        "a state block (kopt_state_size() says its bytes) or a buffer is too small, or a checkpoint was cut off",
         "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or contradicting "
         "itself",
         "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
@@ -7078,6 +7095,7 @@ KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_te
     size_t i;
     const kopt_result result = kopt_check_state_(&l, opt, t);
     if (result != KOPT_OK) return result;
+    if (opt->rule == KOPT_EMA) return KOPT_ERROR_OPTION;
     is_fp16 = opt->weight_format == KOPT_FP16;
     if (l.residual_bytes == 0)
         return opt->weight_format != KOPT_F32 && opt->rounding == KOPT_NEAREST ? KOPT_ERROR_OPTION : KOPT_OK;

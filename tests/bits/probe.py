@@ -275,10 +275,11 @@ class Optimizer:
 
 
 def rest(beta):
-    """1 - beta: what all ones leave of 64 digits, the first 53 of it."""
-    q = 2**64 - 1 - int(Fraction(beta) * 2**64)
-    cut = max(0, q.bit_length() - 53)
-    return np.float32((q >> cut << cut) / 2**64)
+    """1 - beta, exact, then rounded to 24 digits, ties to even, as round() does."""
+    exact, scale = 1 - Fraction(beta), 1
+    while exact * scale < 2**23:
+        scale *= 2
+    return np.float32(round(exact * scale) / scale)
 
 
 def correction(beta, step):

@@ -284,13 +284,13 @@ static inline double ref_power(double base, uint32_t t) {
     return p;
 }
 
-/* 1 - beta: of beta's first 64 digits, the first 53 of what all ones leave; section 6. */
+/* 1 - beta, rounded once: the difference in binary64, and what that loses, which decides half-way between floats. */
 static inline float ref_one_minus(double beta) {
-    uint64_t left = UINT64_MAX - (beta > 0 && beta < 1 ? (uint64_t)ldexp(beta, 64) : 0), unit = 1;
-    volatile float x;
-    while (left / unit >= 9007199254740992u) unit *= 2;
-    x = (float)(ldexp((double)(left / unit), -64) * (double)unit);
-    return x;
+    volatile double difference = 1 - beta, rest = 1 - difference, lost = rest - beta;
+    const float x = (float)difference, other = nextafterf(x, difference > (double)x ? 2.0f : 0.0f);
+    volatile double middle = ((double)x + (double)other) / 2;
+    if (difference != middle || lost == 0) return x;
+    return (lost > 0) == (other > x) ? other : x;
 }
 
 /* 1 - beta^t. */

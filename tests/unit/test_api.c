@@ -200,7 +200,8 @@ static void check_limits(void) {
             w.opt.decay_mode = KOPT_FULLY_DECOUPLED;
             *field[i].at = value[k];
             bad += (kopt_state_size(&w.opt, 3) != 0) != inside;
-            bad += !strstr(kopt_option_string(&w.opt), inside ? "all fields" : field[i].name);
+            if (!inside || !strstr(kopt_option_string(&w.opt), "overflows")) /* valid, but too large for a step */
+                bad += !strstr(kopt_option_string(&w.opt), inside ? "all fields" : field[i].name);
         }
         ok(bad == 0, "%s from %.17g to %.17g, and no other", field[i].name, least, most);
     }

@@ -340,6 +340,57 @@ static void check_refused(void) {
     o = optimizer(KOPT_BF16, KOPT_KAHAN), memset(&t, 0, sizeof t);
     bad += dithered(&o, &t, &written) != KOPT_OK; /* no elements */
     ok(!bad && !written, "nothing to draw: NEAREST is refused; STOCHASTIC, fp32 and no elements are left as they are");
+
+    for (bad = written = 0, i = KOPT_NEAREST; i <= KOPT_EXACT; ++i) {
+        o = kopt_ema(0.9), o.rounding = (kopt_rounding)i;
+        t = begin(&o, 0);
+        bad += dithered(&o, &t, &written) != KOPT_ERROR_OPTION;
+    }
+    ok(!bad && !written, "refused: an average, with any rounding");
+}
+
+/* ---- Averages ---------------------------------------------------------------------------------------------------- */
+
+/* How far the average of weights moves, in ulps, while these move by 0.3 ulp: what is seen of it, or a stochastic copy
+   of what it keeps. In the truth it is 0.212 ulp. */
+static double average_moves(kopt_format f, kopt_rounding rounding, int copy) {
+    const double ulp = ldexp(1, f == KOPT_BF16 ? -10 : -13);
+    const kopt_random_key key = {SEED, 0, ID, 0};
+    double moved = 0;
+    kopt_optimizer o = kopt_ema(0.99);
+    kopt_tensor t;
+    size_t i;
+    int k;
+    o.weight_format = f, o.rounding = rounding, o.seed = SEED;
+    for (i = 0; i < N; ++i) {
+        values[1][i] = 0.125f + 0.125f * (float)(i % 128) / 128;
+        weight[0][i] = (uint16_t)ref_narrow(f, ref_bits(values[1][i]));
+    }
+    t = begin(&o, 0);
+    for (k = 1; k <= 300; ++k) {
+        for (i = 0; i < N; ++i) grad[i] = values[1][i] + (float)(k * ulp / 1000);
+        if (kopt_optimizer_step(&o, &t, 1) != KOPT_OK) return -1;
+    }
+    if (copy && (kopt_state_read(&o, &t, KOPT_WEIGHT, values[0]) != KOPT_OK ||
+                 kopt_convert_stochastic(weight[0], f, values[0], KOPT_F32, N, key) != KOPT_OK))
+        return -1;
+    for (i = 0; i < N; ++i) moved += (double)ref_float(ref_widen(f, weight[0][i])) - (double)values[1][i];
+    return moved / N / ulp;
+}
+
+/* A draw would not help: an average pulls its residual back to the weights. docs/fine-tuning.md says what does. */
+static void check_averages(kopt_format f) {
+    double truth = 0, x;
+    int k, rounding, bad = 0;
+    for (k = 1; k <= 300; ++k) truth += 0.01 * (k / 1000.0 - truth);
+    for (rounding = KOPT_KAHAN; rounding <= KOPT_EXACT; ++rounding) {
+        bad += average_moves(f, (kopt_rounding)rounding, 0) != 0;
+        x = average_moves(f, (kopt_rounding)rounding, 1);
+        bad += fabs(x - truth) > 0.01;
+    }
+    x = average_moves(f, KOPT_STOCHASTIC, 0);
+    bad += fabs(x - truth) > 0.01;
+    ok(!bad, "an average moves by %.3f ulp: seen with STOCHASTIC (%.3f), else in a stochastic copy", truth, x);
 }
 
 int main(int argc, char **argv) {
@@ -358,5 +409,7 @@ int main(int argc, char **argv) {
     }
     check_ranger();
     check_refused();
+    check_averages(KOPT_BF16);
+    check_averages(KOPT_FP16);
     return done();
 }

@@ -482,6 +482,35 @@ static void check_option_string(void) {
     ok(!strncmp(kopt_option_string(&o), "rule:", 5), "%s", kopt_option_string(&o));
 }
 
+/* kopt_option_string() names what a refused kopt_step_begin() could not compute, and nothing before and after it. */
+static void names_product(kopt_optimizer o, const char *first, const char *words) {
+    kopt_step s;
+    const kopt_result result = kopt_step_begin(&o, &s);
+    ok(result == KOPT_ERROR_RANGE && !strncmp(kopt_option_string(&o), first, strlen(first)) &&
+           strstr(kopt_option_string(&o), words) != NULL,
+       "a step is refused: %s", kopt_option_string(&o));
+}
+
+static void check_products(void) {
+    kopt_optimizer o = kopt_adamw(3e38);
+    kopt_step s;
+    names_product(o, "lr:", "corrections");
+    o.step = 100000; /* where the correction of beta1 is 1 */
+    ok(kopt_step_begin(&o, &s) == KOPT_OK && strstr(kopt_option_string(&o), "all fields"), "the same lr, later");
+    o = kopt_adamw(1), o.grad_scale = 3e38, o.clip = 2;
+    names_product(o, "grad_scale * clip:", "overflows");
+    o = kopt_adamw(1e20), o.weight_decay = 1e20;
+    names_product(o, "lr * weight_decay", "max_lr");
+    o = kopt_adan(1e20), o.weight_decay = 1e20;
+    names_product(o, "lr * weight_decay", "max_lr");
+    o = kopt_lion(1), o.decay_mode = KOPT_FULLY_DECOUPLED, o.max_lr = 1e-30, o.weight_decay = 1e10;
+    names_product(o, "lr * weight_decay", "max_lr");
+    o = kopt_sgd(0.1, 0.9), o.grad_scale = -3e38, o.clip = 3e38, o.maximize = 1;
+    names_product(o, "grad_scale * clip:", "overflows");
+    o = kopt_sgd(0.1, 0.9), o.step = UINT32_MAX;
+    ok(kopt_step_begin(&o, &s) == KOPT_ERROR_STEP && strstr(kopt_option_string(&o), "all fields"), "no step is left");
+}
+
 /* ---- loss scale -------------------------------------------------------------------------------------------------- */
 
 static jmp_buf out_of_here;
@@ -577,6 +606,7 @@ int main(void) {
     check_identity();
     check_typed();
     check_option_string();
+    check_products();
     check_scaler_begin();
     return done();
 }

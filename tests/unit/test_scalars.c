@@ -44,7 +44,8 @@ static int scalars_differ(kopt_optimizer *o, uint32_t step) {
 }
 
 static void test_scalars(long count) {
-    static const double betas[] = {0, -0.0, 0.5, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999, 0.999999, 1e-3, 1 - 1e-12};
+    static const double betas[] = {0,     -0.0,   0.5,      0.9,  0.95,      0.98,      0.99,
+                                   0.999, 0.9999, 0.999999, 1e-3, 1 - 1e-12, 1 - 1e-15, 0x1p-25};
     const size_t many = sizeof betas / sizeof *betas;
     long k, bad = 0, t;
     size_t i;
@@ -85,9 +86,45 @@ static void test_scalars(long count) {
     ok(!bad, "any hyper-parameters: the scalars of %ld of %ld steps differ", bad, count);
 }
 
+/* gain = 1 - beta. 1 - 2^-k has the gain 2^-k. 1 - (a + b) has a float a as its gain where b is less than half of a's
+   last digit; from half of it on the next one, and half-way the one whose digits are even. */
+static void test_gain(long count) {
+    static const double few[][2] = {{0x1p-25, 1}, /* beyond 64 digits, at and beside a half of the last one: 1 - beta */
+                                    {0x1.0000000000001p-25, 0x1.fffffep-1},
+                                    {0x1.8p-24, 0x1.fffffcp-1},
+                                    {0x1.7ffffffffffffp-24, 0x1.fffffep-1},
+                                    {0x1p-1074, 1},
+                                    {-0.0, 1}};
+    long bad = 0, k;
+    for (k = 0; k < 6; ++k) {
+        kopt_optimizer o = kopt_adamw(1e-3);
+        kopt_step s;
+        o.beta1 = few[k][0];
+        bad += kopt_step_begin(&o, &s) != KOPT_OK || (double)s.gain1 != few[k][1];
+    }
+    for (k = 1; k <= 53; ++k) {
+        kopt_optimizer o = kopt_adamw(1e-3);
+        kopt_step s;
+        o.beta1 = o.beta2 = 1 - ldexp(1, (int)-k);
+        bad += kopt_step_begin(&o, &s) != KOPT_OK || (double)s.gain1 != ldexp(1, (int)-k) || !same(s.gain1, s.gain2);
+    }
+    for (k = 0; k < count; ++k) {
+        kopt_optimizer o = kopt_adamw(1e-3);
+        kopt_step s;
+        const uint32_t digits = 0x800000u | (uint32_t)(any64() >> 41);
+        const uint64_t parts = (uint64_t)1 << 27, part = k % 3 ? any64() % parts : parts / 2; /* of the last digit */
+        const int scale = (int)(any64() % 2); /* the gain is in [1/2, 1) or [1/4, 1/2): 1 - gain is exact */
+        const uint32_t up = part > parts / 2 || (part == parts / 2 && digits % 2);
+        o.beta2 = 1 - ldexp((double)(digits * parts + part), -51 - scale);
+        bad += kopt_step_begin(&o, &s) != KOPT_OK || (double)s.gain2 != ldexp((double)(digits + up), -24 - scale);
+    }
+    ok(!bad, "1 - beta: %ld gains are not the nearest floats", bad);
+}
+
 int main(int argc, char **argv) {
     const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
     test_scalars(quick ? 2000 : 20000);
+    test_gain(quick ? 20000 : 200000);
     return done();
 }
