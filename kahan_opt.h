@@ -3541,12 +3541,17 @@ FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return SI_(andnot_si)(MM_(cmpeq_epi16)(and_(a, exponent), isplat_(0)), a);
 }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_epi16)(a, limit)) != 0; }
+/* SSE2 has no blend, and that of gcc 12 with -funsigned-char takes every mask for false. */
+#if KOPT_PASS_ == KOPT_PASS_SSE2_ || (defined(KOPT_GCC_) && defined(__CHAR_UNSIGNED__))
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return or_(and_(m, yes), SI_(andnot_si)(m, no)); }
+#else
+FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
+#endif
 #endif
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
 FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 FN_ vf32_ splat_(float x) { return as_f32_(isplat_(kopt_as_u32_(x))); }
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return or_(and_(m, yes), _mm_andnot_si128(m, no)); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
 FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
 FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
@@ -3593,7 +3598,6 @@ FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
 }
 FN_ __m128i K_(part_fp16)(vf32_ a) { return _mm256_cvtps_ph(a, 0); } /* 0: to nearest even */
 FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
-FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no, yes, m); }
 FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
