@@ -173,6 +173,11 @@
 #if defined(KOPT_GNU_) && !defined(__clang__) && !defined(__INTEL_COMPILER) && !defined(__NVCOMPILER)
 #define KOPT_GCC_ 1 /* gcc itself: the others define __GNUC__, too, but have neither its pragmas nor its headers */
 #endif
+#if defined(__aarch64__) || defined(__arm64ec__) /* Windows' ARM64EC calls itself x86-64, too */
+#define KOPT_AARCH64_ 1
+#elif defined(__x86_64__)
+#define KOPT_X86_64_ 1
+#endif
 
 #if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 199901L)
 #define KOPT_INLINE_KEYWORD_ inline
@@ -187,7 +192,7 @@
 #endif
 /* always_inline for gcc -O0: the kernels are optimized at -O0, too, but gcc would call these functions from them. */
 #if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
-    (defined(__x86_64__) || defined(__i386__) || defined(__aarch64__))
+    (defined(KOPT_X86_64_) || defined(__i386__) || defined(KOPT_AARCH64_))
 #define KOPT_INLINE_ static KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
 #else
 #define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINE_KEYWORD_
@@ -486,16 +491,16 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 
 /* Makes x opaque to the compiler, which then cannot fuse or reassociate operations across it or keep excess precision.
    KOPT_REGISTER_ is the constraint of a register that holds a float on this machine, or of memory. */
-#if defined(__AVX512F__) && defined(__x86_64__)
+#if defined(__AVX512F__) && defined(KOPT_X86_64_)
 #define KOPT_REGISTER_ "v"
-#elif defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__))
+#elif defined(KOPT_X86_64_) || (defined(__i386__) && defined(__SSE2_MATH__))
 #define KOPT_REGISTER_ "x"
-#elif defined(__aarch64__)
+#elif defined(KOPT_AARCH64_)
 #define KOPT_REGISTER_ "w"
 #elif defined(__arm__) && defined(__ARM_FP)
 #define KOPT_REGISTER_ "t"
 #elif defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || \
-    (defined(__powerpc__) && !defined(_SOFT_FLOAT))
+    defined(__loongarch_hard_float) || (defined(__powerpc__) && !defined(_SOFT_FLOAT))
 #define KOPT_REGISTER_ "f"
 #elif defined(__i386__) || defined(__wasm__)
 #define KOPT_REGISTER_ "m"
@@ -555,11 +560,11 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
     KOPT_PTX_("div.rn.f32", "f", r, a, b);
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__)) && defined(__AVX__)
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__)) && defined(__AVX__)
     __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__))
     __asm__("divss {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b));
-#elif defined(KOPT_GNU_) && defined(__aarch64__)
+#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
     __asm__("fdiv %s0, %s1, %s2" : "=w"(r) : "w"(a), "w"(b));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
@@ -578,7 +583,7 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
     float root;
     asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
-#elif defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__SSE2_MATH__))
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__))
     float root;
 #ifdef __AVX__
     __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(root) : "x"(x));
@@ -586,11 +591,11 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
     __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(root) : "x"(x));
 #endif
     return root;
-#elif defined(KOPT_GNU_) && defined(__aarch64__)
+#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
     float root;
     __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(x));
     return root;
-#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+#elif defined(KOPT_GNU_) && (defined(__riscv_flen) || defined(__loongarch_hard_float))
     float root;
     __asm__("fsqrt.s %0, %1" : "=f"(root) : "f"(x));
     return root;
@@ -1568,7 +1573,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 /* The vector code of this build: KOPT_X86_ (AVX-512, KOPT_AVX2_, KOPT_SSE2_), KOPT_NEON_, KOPT_SIMD128_, or none. Sets
    below the one that the flags of the compiler promise are left out. tcc, nvcc and unknown compilers: scalar code. */
 #if defined(KAHAN_OPT_NO_SIMD) || defined(__CUDACC__)
-#elif (defined(KOPT_GNU_) && (defined(__x86_64__) || defined(__i386__))) || defined(_M_X64)
+#elif (defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__i386__))) || (defined(_M_X64) && !defined(_M_ARM64EC))
 #define KOPT_X86_ 1
 #if defined(KAHAN_OPT_ALL_ISAS) || !defined(__AVX2__)
 #define KOPT_SSE2_ 1
@@ -1577,7 +1582,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
     !(defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__))
 #define KOPT_AVX2_ 1
 #endif
-#elif defined(__aarch64__) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
+#elif defined(KOPT_AARCH64_) && defined(__ARM_NEON) && !defined(__AARCH64EB__)
 #define KOPT_NEON_ 1
 #elif defined(KOPT_GNU_) && defined(__wasm_simd128__)
 #define KOPT_SIMD128_ 1
@@ -1646,7 +1651,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 
 #if defined(KOPT_GNU_) && !(defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M')
 #define KOPT_PREFETCH_(p) __builtin_prefetch(p)
-#elif defined(_M_X64)
+#elif defined(KOPT_X86_)
 #define KOPT_PREFETCH_(p) _mm_prefetch(((const char *)(p)), _MM_HINT_T0)
 #else
 #define KOPT_PREFETCH_(p) ((void)(p))
@@ -1839,7 +1844,7 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
     return x;
 }
 
-#if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(__aarch64__)
+#if defined(KOPT_X86_64_) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(KOPT_AARCH64_)
 #define KOPT_REGISTER64_ KOPT_REGISTER_
 #else
 #define KOPT_REGISTER64_ "m"
@@ -1873,13 +1878,13 @@ KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
 KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
 KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
-    !(defined(__x86_64__) || defined(__SSE2_MATH__) || defined(__aarch64__) || defined(__powerpc__))
+    !(defined(KOPT_X86_64_) || defined(__SSE2_MATH__) || defined(KOPT_AARCH64_) || defined(__powerpc__))
 KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
 #else
 KOPT_INLINE_ double kopt_div64_(double a, double b) { /* in assembly, as in kopt_div_() */
 #if defined(__powerpc__)
     __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b));
-#elif defined(__aarch64__)
+#elif defined(KOPT_AARCH64_)
     __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b));
 #elif defined(__AVX__)
     __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
@@ -2320,8 +2325,8 @@ typedef struct kopt_environment_ {
     double power; /* PowerPC's FPSCR */
 } kopt_environment_;
 
-#if (defined(KOPT_GNU_) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
-#if defined(__SSE__) || (defined(__TINYC__) && defined(__x86_64__))
+#if (defined(KOPT_GNU_) || defined(__TINYC__)) && (defined(KOPT_X86_64_) || defined(__i386__))
+#if defined(__SSE__) || (defined(__TINYC__) && defined(KOPT_X86_64_))
 #define KOPT_USES_MXCSR_() 1
 #elif defined(KOPT_X86_)
 #define KOPT_USES_MXCSR_() (kopt_isa_current() != KOPT_ISA_SCALAR)
@@ -2358,7 +2363,7 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
         __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
         __asm__ __volatile__("fldcw %0" : : "m"(x87));
     }
-#elif defined(KOPT_GNU_) && defined(__aarch64__)
+#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
     uint64_t old;
     __asm__ __volatile__("mrs %0, fpcr" : "=r"(old));
     __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)0));
@@ -2380,6 +2385,9 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #elif defined(KOPT_GNU_) && defined(__mips_hard_float)
     __asm__ __volatile__("cfc1 %0, $31" : "=r"(e->control));
     __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control & 0xFEFFF07Cu));
+#elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
+    __asm__ __volatile__("movfcsr2gr %0, $fcsr0" : "=r"(e->control));
+    __asm__ __volatile__("movgr2fcsr $fcsr0, %0" : : "r"(e->control & 0xFFFFFCE0u));
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__ __volatile__("mffs %0\n\tmtfsfi 6, 0\n\tmtfsfi 7, 0" : "=d"(e->power));
 #else
@@ -2399,7 +2407,7 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #elif defined(KOPT_USES_X87_)
     if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
     if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
-#elif defined(KOPT_GNU_) && defined(__aarch64__)
+#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
     __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)e->control));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control));
@@ -2409,6 +2417,8 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
     __asm__ __volatile__("sfpc %0" : : "d"(e->control));
 #elif defined(KOPT_GNU_) && defined(__mips_hard_float)
     __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control));
+#elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
+    __asm__ __volatile__("movgr2fcsr $fcsr0, %0" : : "r"(e->control));
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* only the fields of the traps and of the rounding mode */
 #else
@@ -3429,7 +3439,13 @@ typedef __m256i vu32_, vmask_;
 typedef __m128i K_(part); /* half a vector */
 #else
 #define ISA_ avx512
+/* evex512 against -mno-evex512, which zig cc passes: the compilers that have that flag know it. */
+#if (defined(__clang__) && !defined(__apple_build_version__) && __clang_major__ >= 18 && __clang_major__ <= 21) || \
+    (defined(KOPT_GCC_) && __GNUC__ >= 14 && __GNUC__ <= 15)
+#define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,evex512")
+#else
 #define ISA_TARGET_ KOPT_TARGET_("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")
+#endif
 #define LANES_ ((size_t)16)
 #ifdef KOPT_AVX2_ /* saves code */
 #define TOOLS_ISA_ avx2

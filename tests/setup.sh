@@ -104,6 +104,9 @@ setup() {
     # clang-format for tests/repo/style.py: other versions format differently with the same settings
     { apt_install python3-pip && pip_install build/python clang-format==19.1.7; } ||
         optional "clang-format" "the check of the format stays out"
+    # zig cc (380 MB): clang with a C library for each target
+    { apt_install python3-pip && pip_install build/zig ziglang==0.15.2; } ||
+        optional "zig cc" "its builds stay out"
     # nvcc for the GPU part: the compiler and linker of NVIDIA's toolkit, without a driver (280 MB)
     if ! have nvcc && ! have /usr/local/cuda/bin/nvcc; then
         if [ "$(uname -m)" != x86_64 ]; then

@@ -7,6 +7,8 @@
 #     sh tests/bits/matrix.sh list     the builds, numbered
 #     sh tests/bits/matrix.sh missing  the tools that are missing here
 out=build/matrix
+zig=build/zig/ziglang/zig
+export ZIG_GLOBAL_CACHE_DIR=build/zig-cache ZIG_LOCAL_CACHE_DIR=build/zig-cache # a C library for each target
 
 # cell RUNNER ARCHITECTURE PATHS COMPILER FLAG...: one build. RUNNER is native, an emulator, or a name in run().
 # PATHS lists its runs: `isas` (forces each usable instruction set), `ftz` (the same, and the caller flushes subnormals
@@ -43,6 +45,7 @@ cells() {
         cell native x86-64 'isas' $c -x c++ -O2
         cell native x86-64 'isas' $c -x c++ -std=c++98 -Ofast
     done
+    cell native x86-64 'isas ftz' clang-19 -O2 -march=haswell -mno-evex512
     cell native x86-64 'isas ftz' tcc
     cell native x86-64 'isas' musl-gcc -static -O2
     cell native x86-64 'isas' musl-gcc -static -Ofast
@@ -120,6 +123,17 @@ cells() {
     done
     cell wasm wasm32 'isas' clang-19 --target=wasm32 -O0 -msimd128
     cell wasm wasm32 'isas' clang-19 --target=wasm32 -O3 -ffp-contract=fast -msimd128 -mrelaxed-simd
+
+    # With -O0, as without -O, zig cc adds -fsanitize=undefined, which stops the program.
+    cell native x86-64 'isas' $zig cc -target x86_64-linux-musl -O0
+    cell native x86-64 'isas ftz' $zig cc -target x86_64-linux-musl -O2
+    cell wine windows 'isas' $zig cc -target x86_64-windows-gnu -O2
+    cell qemu-aarch64 aarch64 'isas ftz' $zig cc -target aarch64-linux-musl -O2
+    cell qemu-riscv64 riscv64 'isas ftz' $zig cc -target riscv64-linux-musl -O2
+    cell qemu-loongarch64 loongarch64 'isas ftz' $zig cc -target loongarch64-linux-musl -O0
+    cell qemu-loongarch64 loongarch64 'isas ftz' $zig cc -target loongarch64-linux-musl -Ofast
+    cell wasm wasm32 'isas' $zig cc -target wasm32-freestanding -O2
+    cell wasm wasm32 'isas' $zig cc -target wasm32-freestanding -Ofast -msimd128
 }
 
 needs() { # needs RUNNER ARCHITECTURE PATHS COMPILER FLAG...: the tools it needs, one per line
@@ -206,6 +220,7 @@ run() { # run RUNNER PROGRAM ARGUMENT...
 version_of() { # version_of COMPILER: "gcc 12.2.0"
     case $1 in
     tcc) tcc -v | sed 's/ version//; s/ (.*//' ;;
+    *zig) echo "zig $($1 version)" ;;
     *clang*) echo "${1%-*} $($1 --version | sed -n 's/.*clang version \([0-9.]*\).*/\1/p')" ;;
     *g++*) echo "g++ $($1 -dumpfullversion)" ;;
     musl-gcc) echo "gcc $($1 -dumpfullversion), musl" ;;
@@ -240,7 +255,7 @@ build() { # build RUNNER ARCHITECTURE PATHS COMPILER FLAG...
     runner=$1 architecture=$2 paths=$3 compiler=$4
     shift 4
     version=$(version_of "$compiler")
-    flags=$(echo "$*" | sed 's/--target=[^ ]* *//; s/-x c++ *//; s/-static *//; s/-D//')
+    flags=$(echo "$*" | sed 's/^cc //; s/--*target[= ][^ ]* *//; s/-x c++ *//; s/-static *//; s/-D//')
     if ! compile "$runner" "$program" "$compiler" "$@" 2>"$program.err"; then
         echo "not ok - $architecture, $version, $flags: builds"
         head -5 "$program.err" | sed 's/^/# /'
@@ -259,7 +274,7 @@ build() { # build RUNNER ARCHITECTURE PATHS COMPILER FLAG...
         esac
     done
     [ -s "$program.rows" ] || echo "not ok - $architecture, $version, $flags: runs"
-    rm -f "$program" "$program".o
+    rm -f "$program" "$program".o "$program".pdb
 }
 
 # ---- all -------------------------------------------------------------------------------------------------------------

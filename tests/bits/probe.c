@@ -362,42 +362,44 @@ static int direction = TO_NEAREST, flush;
 #endif
 
 /* on: the rounding direction is changed, and subnormals are flushed on input and output. off: the default. */
-#if (defined(__GNUC__) || defined(__TINYC__)) && (defined(__x86_64__) || defined(__i386__))
+#if (defined(__GNUC__) || defined(__TINYC__)) && (defined(KOPT_X86_64_) || defined(__i386__))
 enum { can_disturb = 1 };
 static void disturb(int on) {
     const uint32_t sse = on ? 0x1F80u | (uint32_t)direction << 13 | (flush ? 0x8040u : 0u) : 0x1F80u;
     const uint16_t x87 = (uint16_t)(on ? 0x037Fu | (uint32_t)direction << 10 : 0x037Fu);
     if (direction == TO_NEAREST && !flush) return;
-#ifdef __x86_64__
+#ifdef KOPT_X86_64_
     __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&sse) : "memory"); /* ldmxcsr (%rax): tcc does not know it */
 #else
     if (kopt_isa_usable(KOPT_ISA_SSE2)) __asm__ __volatile__(".byte 0x0F, 0xAE, 0x10" : : "a"(&sse) : "memory");
 #endif
     __asm__ __volatile__("fldcw %0" : : "m"(x87));
 }
-#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(__aarch64__) || (defined(__arm__) && defined(__ARM_FP)))
+#elif defined(__GNUC__) && !defined(__TINYC__) && (defined(KOPT_AARCH64_) || (defined(__arm__) && defined(__ARM_FP)))
 enum { can_disturb = 1 };
 static void disturb(int on) { /* flushing: also fp16, and NaNs become the default one */
     const uint32_t code = direction == UP ? 1 : direction == DOWN ? 2 : direction == ZERO ? 3 : 0;
     const uint32_t word = on ? code << 22 | (flush ? 0x03080000u : 0u) : 0;
     if (direction == TO_NEAREST && !flush) return;
-#ifdef __aarch64__
+#ifdef KOPT_AARCH64_
     __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)word));
 #else
     __asm__ __volatile__("vmsr fpscr, %0" : : "r"(word));
 #endif
 }
-#elif defined(__GNUC__) && !defined(__TINYC__) &&                                 \
-    (defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || \
+#elif defined(__GNUC__) && !defined(__TINYC__) &&                                                                    \
+    (defined(__riscv_flen) || defined(__s390x__) || defined(__mips_hard_float) || defined(__loongarch_hard_float) || \
      (defined(__powerpc__) && !defined(_SOFT_FLOAT)))
 enum { can_disturb = 1 };
 static void disturb(int on) {
     const uint32_t code = !on || direction == TO_NEAREST ? 0 : direction == ZERO ? 1 : direction == UP ? 2 : 3;
     if (direction == TO_NEAREST && !flush) return;
-#if defined(__riscv_flen) /* never flushes; down is 2, up 3 */
+#if defined(__riscv_flen)             /* never flushes; down is 2, up 3 */
     __asm__ __volatile__("fsrm %0" : : "r"(code > 1 ? 5 - code : code));
-#elif defined(__s390x__)  /* never flushes */
+#elif defined(__s390x__)              /* never flushes */
     __asm__ __volatile__("sfpc %0" : : "d"(code));
+#elif defined(__loongarch_hard_float) /* never flushes */
+    __asm__ __volatile__("movgr2fcsr $fcsr0, %0" : : "r"(code << 8));
 #elif defined(__mips_hard_float)
     __asm__ __volatile__("ctc1 %0, $31" : : "r"(code | (on && flush ? 0x01000000u : 0u)));
 #else

@@ -76,8 +76,8 @@ system none
 [ $status = 0 ] && [ "$(cat "$out/said")" = 'setup: done' ]
 report $? "without a fault it ends with: setup: done"
 asked 'install .* clang .* python3-mpmath$' && asked 'install .* python3-torch' && asked 'pip .*optimi' &&
-    asked 'install .* chromium ' && asked 'pip .*clang-format==' && asked 'pip .*nvcc' && asked 'download libsleef3' &&
-    [ -d "$out/build/sleef-arm64/usr" ]
+    asked 'install .* chromium ' && asked 'pip .*clang-format==' && asked 'pip .*zig' && asked 'pip .*nvcc' &&
+    asked 'download libsleef3' && [ -d "$out/build/sleef-arm64/usr" ]
 report $? "... and has requested all packages"
 ! grep '^apt-get.* \(install\|update\)' "$out/log" | grep -v 'arm64 .*update' | grep -v 'DPkg::Lock::Timeout=[1-9]'
 report $? "... and would have waited for dpkg's lock each time"
@@ -129,10 +129,11 @@ report $? "no SLEEF for AArch64: the same"
 system pip
 [ $status = 0 ] && says '^setup: optional, left out: PyTorch and optimi; .*No matching' &&
     says '^setup: optional, left out: clang-format; .*No matching' &&
+    says '^setup: optional, left out: zig cc; .*No matching' &&
     says '^setup: optional, left out: nvcc; .*No matching' &&
     says '^setup: optional, left out: nvdisasm; .*No matching'
-report $? "pip finds nothing: the same for optimi, clang-format, nvcc and nvdisasm"
-[ "$(grep -c 'left out: ' "$out/said")" = 4 ] && [ "$(sed -n '/left out:$/,/^setup: done/p' "$out/said" | wc -l)" = 6 ]
+report $? "pip finds nothing: the same for optimi, clang-format, zig cc, nvcc and nvdisasm"
+[ "$(grep -c 'left out: ' "$out/said")" = 5 ] && [ "$(sed -n '/left out:$/,/^setup: done/p' "$out/said" | wc -l)" = 7 ]
 report $? "... four lines, and four in the summary"
 
 rm "$out/bin/apt-get"

@@ -100,17 +100,21 @@ if section warnings; then
             check "gcc $flags" gcc -std=c99 $gcc_c $flags -I. -c -fsyntax-only $out/$source.c
         done
         if [ "$(uname -m)" = x86_64 ]; then # what the flags make useless is left out
-            contains() { # contains ISAS FLAG...
+            contains() { # contains ISAS COMPILER FLAG...
                 isas=$1
                 shift
-                gcc -O0 "$@" -I. -c $out/plain.c -o $out/isas.o &&
-                    [ "$(nm $out/isas.o | grep -oE 'step_(sse2|avx2|avx512)' | sort | xargs)" = "$isas" ]
+                "$@" -O0 -I. -c $out/plain.c -o $out/isas.o &&
+                    [ "$(nm $out/isas.o | grep -oE 'step_(sse2|avx2|avx512)' | sort -u | xargs)" = "$isas" ]
             }
-            check "gcc: all instruction sets" contains 'step_avx2 step_avx512 step_sse2'
-            check "gcc -march=haswell: without SSE2" contains 'step_avx2 step_avx512' -march=haswell
-            check "gcc -march=x86-64-v4: AVX-512 alone" contains step_avx512 -march=x86-64-v4
+            check "gcc: all instruction sets" contains 'step_avx2 step_avx512 step_sse2' gcc
+            check "gcc -march=haswell: without SSE2" contains 'step_avx2 step_avx512' gcc -march=haswell
+            check "gcc -march=x86-64-v4: AVX-512 alone" contains step_avx512 gcc -march=x86-64-v4
             check "gcc -march=x86-64-v4 -DKAHAN_OPT_ALL_ISAS" contains 'step_avx2 step_avx512 step_sse2' \
-                -march=x86-64-v4 -DKAHAN_OPT_ALL_ISAS
+                gcc -march=x86-64-v4 -DKAHAN_OPT_ALL_ISAS
+            case $clang in clang-19 | clang-2[01])
+                check "$clang -mno-evex512, which zig cc passes: all instruction sets" \
+                    contains 'step_avx2 step_avx512 step_sse2' $clang -mno-evex512 -w ;;
+            esac
         fi
         # Bare metal has only the compiler's own headers.
         check "gcc -ffreestanding -nostdinc" gcc -ffreestanding -nostdinc -isystem "$(gcc -print-file-name=include)" \
@@ -323,7 +327,9 @@ if section targets; then
         else missing "no qemu-x86_64: SSE2 on an old processor"; fi ;;
     esac
     if [ -n "$clang" ]; then
-        for target in wasm32 thumbv6m-none-eabi thumbv7em-none-eabihf armeb-none-eabi aarch64-none-elf \
+        arm64ec=
+        case $clang in clang-19 | clang-2*) arm64ec=arm64ec-pc-windows-msvc ;; esac
+        for target in $arm64ec wasm32 thumbv6m-none-eabi thumbv7em-none-eabihf armeb-none-eabi aarch64-none-elf \
             aarch64_be-none-elf aarch64-apple-ios arm64-apple-macos x86_64-scei-ps4 x86_64-sie-ps5 i386-none-elf \
             x86_64-linux-gnux32 i686-pc-windows-msvc aarch64-pc-windows-msvc msp430 avr hexagon riscv32-none-elf \
             riscv64-none-elf mips-none-elf powerpc64-none-elf s390x-none-elf m68k bpf; do
@@ -360,6 +366,14 @@ if section targets; then
         check "x87" $clang --target=i386-none-elf -mno-sse -ffreestanding -Wall -Wextra -Werror -I. \
             -fsyntax-only $out/plain.c
     else missing "no clang: other targets"; fi
+    zig=build/zig/ziglang/zig
+    if have $zig; then
+        for target in x86_64-macos aarch64-macos; do # tests/bits/matrix.sh builds for what it can run, too
+            check "zig cc: $target" env ZIG_GLOBAL_CACHE_DIR=build/zig-cache ZIG_LOCAL_CACHE_DIR=build/zig-cache \
+                $zig cc -target $target -Wall -Wextra -Wpedantic -Wconversion -Werror -I. -c $out/plain.c \
+                -o $out/target.o
+        done
+    else missing "no zig: macOS"; fi
 fi
 
 # ---- folders and names -----------------------------------------------------------------------------------------------
