@@ -27,7 +27,7 @@ usage: ./build.sh demo [--fp16] [FILE]     train a byte language model on FILE
        ./build.sh bench [WORD...]          the bits, then the memory roofline
        ./build.sh bench help               ... and what else can be measured
        ./build.sh figures                  updates those of demo and theorem1 in docs
-       ./build.sh figures NAME             ... and these: bench firmware fidelity finetuning scale tasks
+       ./build.sh figures NAME             ... bench firmware stack fidelity finetuning scale tasks
        ./build.sh setup                    installs what the tests use, as root
 TEXT
 }
@@ -150,7 +150,10 @@ setup) . tests/setup.sh ;;
 bench) . bench/run.sh && bench "$@" ;;
 mutants) exec sh tests/robust/mutants.sh "$@" ;;
 web) knows web 'build test picture' "$@" && exec sh docs/playground/run.sh "$@" ;;
-figures) knows figures 'bench firmware fidelity finetuning scale tasks draw' "$@" && exec sh docs/figures.sh "$@" ;;
+figures)
+    knows figures 'bench firmware stack fidelity finetuning scale tasks draw' "$@"
+    exec sh docs/figures.sh "$@"
+    ;;
 -h | --help | help) usage ;;
 '') usage >&2; exit 2 ;;
 *) wrong "there is no command \`$command\`" ;;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# docs/figures.sh [bench | firmware | fidelity | finetuning | scale | tasks [draw]]: the figures of README.md and of
-# docs, from the programs that measure them.
+# docs/figures.sh [bench | firmware | stack | fidelity | finetuning | scale | tasks [draw]]: the figures of README.md
+# and of docs, from the programs that measure them.
 # A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
 # `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
 # change it, too. `fidelity`, `scale`, `tasks`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.
@@ -88,6 +88,10 @@ firmware) # with the compilers of Debian 12: other versions make other sizes
     sh tests/examples/firmware.sh table >$out/firmware
     fill docs/firmware.md firmware <$out/firmware
     ;;
+stack) # with Debian's compilers, and AVX-512
+    sh tests/robust/stack.sh table >$out/stack
+    fill docs/vendoring.md stack <$out/stack
+    ;;
 fidelity) # draw: from the last run
     shift
     ./build.sh bench fidelity "$@" >$out/fidelity || { cat $out/fidelity >&2 && fail "bench fidelity fails"; }
@@ -114,5 +118,6 @@ tasks) # draw: from the last run
     shift
     ./build.sh bench tasks "$@" >$out/tasks || { cat $out/tasks >&2 && fail "bench tasks fails"; }
     fill docs/evidence.md tasks <build/bench/tasks.md
+    fill docs/evidence.md 'tasks verdicts' <build/bench/tasks_verdicts.md
     ;;
 esac
