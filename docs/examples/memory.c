@@ -49,8 +49,8 @@ int main(int argc, char **argv) {
     printf("| AdamW | released | gradient | + sum | + all-reduce | GB of %g parameters |\n", parameters);
     printf("|---|---|---|---|---|---|\n");
     row("all in fp32", 4 + 8, 4, 4, 4);
-    row("mixed precision: fp32 masters and gradients, a bf16 copy", 4 + 8 + 2, 4, 4, 4);
-    ours("here: fp32 weights, a bf16 copy, bf16 gradients", wide, KOPT_KAHAN, KOPT_F32);
+    ours("mixed precision: fp32 weights, a bf16 copy, bf16 gradients", wide, KOPT_KAHAN, KOPT_F32);
+    row("... with fp32 gradients", 4 + 8 + 2, 4, 4, 4);
     ours("`KOPT_KAHAN` or `KOPT_EXACT`, fp32 moments", adamw, KOPT_KAHAN, KOPT_F32);
     ours("**`KOPT_KAHAN` or `KOPT_EXACT`**", adamw, KOPT_KAHAN, KOPT_BF16);
     ours("`KOPT_COMPACT`", adamw, KOPT_COMPACT, KOPT_BF16);
