@@ -370,9 +370,32 @@ static void store_moment(const coding *c, float *x, int n, int is_square, draws 
 
 static float direction(const float *moment, int i, int n) { return moment[i] / (sqrtf(moment[n + i]) + 1e-12f); }
 
+/* The rms error of a first moment that each step stores, over its rms. The errors of all stores that it remembers
+   add up. */
+static double memory_error(const coding *c, float beta) {
+    enum { N = 2048 };
+    static float exact[N], kept[N];
+    draws g = draws_of(1, 1), d = draws_of(1, 2);
+    const int steps = (int)(8 / (1 - beta));
+    double off = 0, size = 0;
+    int i, t;
+    memset(exact, 0, sizeof exact);
+    memset(kept, 0, sizeof kept);
+    for (t = 0; t < steps; t++) {
+        for (i = 0; i < N; i++) {
+            const float x = (1 - beta) * gauss(&g);
+            exact[i] = beta * exact[i] + x, kept[i] = beta * kept[i] + x;
+        }
+        store_moment(c, kept, N, 0, &d);
+    }
+    for (i = 0; i < N; i++) off += pow((double)kept[i] - (double)exact[i], 2), size += pow((double)exact[i], 2);
+    return 100 * sqrt(off / size);
+}
+
 /* Moments of normal gradients, all of one size, as in bitsandbytes' own test: the mean error of one store over the mean
-   magnitude, and the rms error of the step; the same of a run in which each step stores its moments; and the second
-   moments some time after every other gradient has become 100 times smaller. */
+   magnitude, and the rms error of the step; the same of a run in which each step stores its moments; first moments of
+   longer memory in such a run; and the second moments some time after every other gradient has become 100 times
+   smaller. */
 static void errors(void) {
     enum { N = 8192, ONCE = 1000, AFTER = 4000 };
     static const coding codings[] = {{"**here**", &stores[CHOSEN], 0, 0},
@@ -385,9 +408,9 @@ static void errors(void) {
     static float exact[2 * N], kept[2 * N], once[2 * N];
     size_t c;
     int i, t, k;
-    printf("| error, %% | m, one store | v, one store | step, one store | step in a run | v after a drop by 100, fp32: "
-           "1 |\n"
-           "|---|---|---|---|---|---|\n");
+    printf("| error, %% | m, one store | v, one store | step, one store | step in a run | m in a run, beta1 0.9 | 0.99 "
+           "| 0.999 | v after a drop by 100, fp32: 1 |\n"
+           "|---|---|---|---|---|---|---|---|---|\n");
     for (c = 0; c < sizeof codings / sizeof *codings; c++) {
         draws g = draws_of(1, 1), d = draws_of(1, 2);
         double wrong[2] = {0, 0}, size[2] = {0, 0}, off[2] = {0, 0}, length = 0, left = 0, right = 0;
@@ -414,8 +437,10 @@ static void errors(void) {
             for (k = 0; k < 2; k++) store_moment(&codings[c], kept + k * N, N, k, &d);
         }
         for (i = N + 1; i < 2 * N; i += 2) left += (double)kept[i], right += (double)exact[i];
-        printf("| %s | %.2f | %.2f | %.1f | %.1f | %.3g |\n", codings[c].name, 100 * wrong[0] / size[0],
-               100 * wrong[1] / size[1], 100 * sqrt(off[0] / length), 100 * sqrt(off[1] / length), left / right);
+        printf("| %s | %.2f | %.2f | %.1f | %.1f | %.2g | %.2g | %.2g | %.3g |\n", codings[c].name,
+               100 * wrong[0] / size[0], 100 * wrong[1] / size[1], 100 * sqrt(off[0] / length),
+               100 * sqrt(off[1] / length), memory_error(&codings[c], 0.9f), memory_error(&codings[c], 0.99f),
+               memory_error(&codings[c], 0.999f), left / right);
     }
 }
 
