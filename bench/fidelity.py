@@ -127,7 +127,7 @@ class Peer:
         return sum(value.numel() * value.element_size() for state in self.optimizer.state.values()
                    for name, value in state.items() if torch.is_tensor(value) and name not in shared)
 
-    def weight(self):
+    def weight(self):  # with its residual
         residual = self.optimizer.state[self.parameters[0]].get("kahan_comp")
         weight = self.parameters[0].detach().double()
         return weight if residual is None else weight + residual.double()
@@ -137,6 +137,38 @@ class Peer:
         if "state2" in state:
             return (state["qmap2"][state["state2"].long()].view(-1, 256) * state["absmax2"].view(-1, 1)).view(-1)
         return state["exp_avg_sq"].double()
+
+
+class HeavyBall(Peer):
+    """Beside each weight and moment an 8-bit correction, which its own class reads and writes."""
+
+    def state(self, parameter):
+        return self.optimizer.state[parameter][0]
+
+    def correction(self, name):
+        state = self.state(self.parameters[0])
+        return importlib.import_module("heavyball").utils._ULPState(state[name + "::ecc"], 127.0)
+
+    def begin(self, values):
+        super().begin(values)
+        self.correction("param").compute_correction(values, self.parameters[0].detach())
+
+    def state_bytes(self):
+        return sum(value.numel() * value.element_size() for p in self.parameters
+                   for name, value in self.state(p).items() if torch.is_tensor(value) and name != "step")
+
+    def weight(self):
+        return self.correction("param").decode(self.parameters[0].detach()).double()
+
+    def second_moment(self):
+        name = "update_by_adam_exp_avg_sq_0"
+        return self.correction(name).decode(self.state(self.parameters[0])[name]).double()
+
+
+def bytes_each(parameters, optimizer):
+    """Of weight, gradient and state."""
+    memory = sum(2 * p.numel() * p.element_size() for p in parameters) + optimizer.state_bytes()
+    return memory / sum(p.numel() for p in parameters)
 
 
 class Method:
@@ -156,8 +188,8 @@ def ours(rounding, **fields):
     return lambda parameters, seed, hyper: Ours(parameters, seed, rounding=rounding, **hyper, **fields)
 
 
-def peer(make):
-    return lambda parameters, seed, hyper: Peer(make, parameters, hyper)
+def peer(make, face=Peer):
+    return lambda parameters, seed, hyper: face(make, parameters, hyper)
 
 
 def torch_adamw(parameters, hyper):
@@ -168,6 +200,10 @@ def optimi_adamw(parameters, hyper):
     return importlib.import_module("optimi").AdamW(parameters, kahan_sum=True, triton=False, **hyper)
 
 
+def optimi_own_adamw(parameters, hyper):
+    return optimi_adamw(parameters, {**hyper, "betas": (0.9, 0.99)})
+
+
 def torchao_adamw(parameters, hyper):
     return importlib.import_module("torchao.optim")._AdamW(parameters, bf16_stochastic_round=True, **hyper)
 
@@ -176,9 +212,16 @@ def bitsandbytes_adamw(parameters, hyper):
     return importlib.import_module("bitsandbytes").optim.AdamW8bit(parameters, **hyper)
 
 
+def heavyball_adamw(parameters, hyper):
+    mode = {torch.bfloat16: "bf16+8", torch.float16: "fp16+8"}[parameters[0].dtype]
+    return importlib.import_module("heavyball").AdamW(parameters, ecc=mode, param_ecc=mode, **hyper)
+
+
 FP32, NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT, Q8 = (
     "fp32", "NEAREST", "STOCHASTIC", "KAHAN", "COMPACT", "EXACT", "COMPACT with 8-bit moments")
-TORCH, OPTIMI, TORCHAO, BNB = "torch 16-bit", "optimi Kahan", "torchao stochastic", "bitsandbytes 8-bit"
+TORCH, OPTIMI, TORCHAO, BNB, HEAVY = (
+    "torch 16-bit", "optimi Kahan", "torchao stochastic", "bitsandbytes 8-bit", "HeavyBall ecc")
+OPTIMI_OWN, FP32_OWN = "optimi Kahan, its beta2 of 0.99", "fp32, beta2 of 0.99"
 METHODS = {m.name: m for m in (
     Method(FP32, "#8c959f", peer(torch_adamw), wide=True, width=9),  # of PyTorch: a reference that is not ours
     Method(EXACT, "#2ca25f", ours(kopt.KOPT_EXACT), width=6),
@@ -190,7 +233,8 @@ METHODS = {m.name: m for m in (
     Method(OPTIMI, "#8250df", peer(optimi_adamw), peer="optimi"),
     Method(TORCHAO, "#bc4c00", peer(torchao_adamw), peer="torchao", formats=("bf16",)),
     Method(TORCH, "#e85aad", peer(torch_adamw), peer="torch"),
-    Method(BNB, "#6e5a2e", peer(bitsandbytes_adamw), peer="bitsandbytes"))}
+    Method(BNB, "#6e5a2e", peer(bitsandbytes_adamw), peer="bitsandbytes"),
+    Method(HEAVY, "#1f2328", peer(heavyball_adamw, HeavyBall), peer="heavyball"))}
 OURS = [EXACT, KAHAN, COMPACT, Q8, STOCHASTIC, NEAREST]
 KEEPS = [EXACT, KAHAN, COMPACT, Q8, STOCHASTIC]  # all that do not round to nearest
 
@@ -203,8 +247,12 @@ MOMENTS = {m.name: m for m in (
     Method("bf16 to nearest", "#d1242f", ours(kopt.KOPT_KAHAN, moment_rounding=kopt.KOPT_NEAREST)),
     Method("8-bit to nearest", "#f08c00", ours(kopt.KOPT_KAHAN, moment_format=kopt.KOPT_Q8,
                                                moment_rounding=kopt.KOPT_NEAREST)),
-    METHODS[OPTIMI], METHODS[TORCHAO], METHODS[TORCH], METHODS[BNB])}
-FOLLOW = {"bf16": 0.02, "fp16 (its root)": 0.02, "8-bit": 0.3}  # how far from fp32's at most
+    METHODS[OPTIMI], METHODS[TORCHAO], METHODS[TORCH], METHODS[BNB], METHODS[HEAVY],
+    Method(OPTIMI_OWN, "", peer(optimi_own_adamw), peer="optimi"),
+    Method(FP32_OWN, "", lambda parameters, seed, hyper: Peer(
+        torch_adamw, parameters, {**hyper, "betas": (0.9, 0.99)}), wide=True))}
+BESIDE = {OPTIMI_OWN: FP32_OWN}  # what it is compared with; all others with FP32
+FOLLOW = {"bf16": 0.02, "fp16 (its root)": 0.02, "8-bit": 0.3, HEAVY: 0.02}  # how far from fp32's at most
 STUCK = ["bf16 to nearest", "8-bit to nearest", OPTIMI, TORCHAO, TORCH, BNB]
 
 
@@ -343,9 +391,7 @@ def train(task, method, seed, size):
         for part in (training, held_out):
             chosen = torch.linspace(0, len(part[0]) - 1, min(most, len(part[0]))).long()
             losses.append(task.loss([w.float() for w in weights], [x[chosen] for x in part], store).item())
-    count = sum(w.numel() for w in weights)
-    memory = sum(2 * w.numel() * w.element_size() for w in weights) + optimizer.state_bytes()
-    return [(*losses, memory / count, skipped)]
+    return [(*losses, bytes_each(weights, optimizer), skipped)]
 
 
 # ---- one weight tensor -----------------------------------------------------------------------------------------------
@@ -375,7 +421,7 @@ def stall(method, steps):
             w.grad = gradient.clone()  # optimi uses it as scratch memory
             optimizer.step()
         share = (optimizer.weight() - before) / (count * lr)
-        rows.append((update, count, *spread(share)))
+        rows.append((update, count, *spread(share), bytes_each([w], optimizer)))
     return rows
 
 
@@ -394,7 +440,7 @@ def decay(method, steps):
         optimizer.step()
         if step % (steps // 40) == 0:
             rows.append((step, *spread(optimizer.weight() / before)))
-    return rows
+    return [(*row, bytes_each([w], optimizer)) for row in rows]
 
 
 def moment(method, drop, settle, steps):
@@ -409,16 +455,16 @@ def moment(method, drop, settle, steps):
         w.grad = (size * torch.randn(len(w), generator=generator)).to(w.dtype)
         optimizer.step()
         if step % ((settle + steps) // 56) == 0:
-            rows.append((step - settle, *spread(optimizer.second_moment()[::2])))
+            rows.append((step - settle, *spread(optimizer.second_moment()[::2]), bytes_each([w], optimizer)))
     return rows
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 COLUMNS = {"loss": ("task", "method", "seed", "loss", "held_out", "bytes", "skipped"),
-           "stall": ("method", "update", "steps", "share", "half"),
-           "decay": ("method", "step", "factor", "half"),
-           "moment": ("drop", "method", "step", "v", "half")}
+           "stall": ("method", "update", "steps", "share", "half", "bytes"),
+           "decay": ("method", "step", "factor", "half", "bytes"),
+           "moment": ("drop", "method", "step", "v", "half", "bytes")}
 
 
 def job(arguments):
@@ -432,8 +478,9 @@ def run(size, methods, versions):
     for method in methods:  # the long ones first
         jobs.append(("stall", (method,), stall, (method, size["stall"])))
         jobs.append(("decay", (method,), decay, (method, size["decay"])))
+    peers = {METHODS[method].peer for method in methods}
     for method in MOMENTS:
-        if method in methods or METHODS.get(method) is None:
+        if MOMENTS[method].peer in peers:
             for drop in (10, 100):
                 jobs.append(("moment", (drop, method), moment, (method, drop, size["settle"], size["drop"])))
     for task in reversed(list(TASKS)):
@@ -456,11 +503,12 @@ def run(size, methods, versions):
         file.write(versions + "\n")
 
 
-def packages(*more):
+def packages():
     """The packages of PyPI that are there, by name, and their versions."""
     found = {"torch": torch.__version__.split("+")[0]}
     for name, module, wheel in (("optimi", "optimi", "torch-optimi"), ("torchao", "torchao.optim", "torchao"),
-                                ("bitsandbytes", "bitsandbytes", "bitsandbytes"), *more):
+                                ("bitsandbytes", "bitsandbytes", "bitsandbytes"),
+                                ("heavyball", "heavyball", "heavyball")):
         try:
             importlib.import_module(module)
             found[name] = importlib.import_module("importlib.metadata").version(wheel)
@@ -691,9 +739,10 @@ def draw_stall(r):
     save(figure, "stall", title, "bf16 weights near 1.5 with random residuals, up to %d equal updates: how far they "
          "move, residual included; mean of 16384, 95 %% interval" % max(row["steps"] for row in r.rows["stall"]), 0.82)
     shown = [u for u in UPDATES if "%.0e" % u == "1e%+03d" % round(math.log10(u))]
-    table("stall", ["update / weight"] + ["%.0e" % u for u in shown],
-          [[name] + ["%.3f" % share(name, u) + (" ± %.3f" % at(name, u)["half"] if at(name, u)["half"] >= 5e-4 else "")
-                     for u in shown] for name in names])
+    table("stall", ["update / weight", "bytes per parameter"] + ["%.0e" % u for u in shown],
+          [[name, "%.1f" % at(name, shown[0])["bytes"]] +
+           ["%.3f" % share(name, u) + (" ± %.3f" % at(name, u)["half"] if at(name, u)["half"] >= 5e-4 else "")
+            for u in shown] for name in names])
 
 
 def draw_decay(r):
@@ -703,7 +752,8 @@ def draw_decay(r):
     last = r.end("decay", method=FP32)["step"]
     right = 1 - exact(last)
     dead = r.of(NEAREST, TORCH, OPTIMI, BNB)
-    wrong = ["%s: %.4f" % (m, 1 - lost(m)) for m in r.of(FP32, *KEEPS, TORCHAO) if abs(lost(m) / right - 1) > 0.03]
+    wrong = ["%s: %.4f" % (m, 1 - lost(m)) for m in r.of(FP32, *KEEPS, TORCHAO, HEAVY)
+             if abs(lost(m) / right - 1) > 0.03]
     wrong += ["%s: %.4f" % (m, 1 - lost(m)) for m in dead if abs(lost(m)) > 0.01 * right]
     title = r.claim("Weight decay alone: weights rounded to nearest do not decay at all" +
                     (", nor do optimi's" if OPTIMI in r.methods else ""), wrong)
@@ -718,23 +768,24 @@ def draw_decay(r):
     legend(figure, axes, 0.82)
     save(figure, "decay", title, "AdamW with a gradient of 0, lr * weight decay = %g: mean of 4096 bf16 weights, 95 %% "
          "interval" % rate, 0.82)
-    table("decay", ["", "after %d steps" % last, "share of the true decay"],
-          [["exact", "%.4f" % exact(last), "1"]] +
-          [[name, "%.4f ± %.4f" % (1 - lost(name), r.end("decay", method=name)["half"]), "%.3f" % (lost(name) / right)]
+    table("decay", ["", "bytes per parameter", "after %d steps" % last, "share of the true decay"],
+          [["exact", "", "%.4f" % exact(last), "1"]] +
+          [[name, "%.1f" % r.end("decay", method=name)["bytes"],
+            "%.4f ± %.4f" % (1 - lost(name), r.end("decay", method=name)["half"]), "%.3f" % (lost(name) / right)]
            for name in names])
 
 
 def draw_moment(r):
-    names = [name for name in MOMENTS if r.curve("moment", method=name)]
+    names = [name for name in MOMENTS if r.curve("moment", method=name) and name != FP32_OWN]
     last = lambda name, drop: r.end("moment", method=name, drop=drop)["v"]
-    times = lambda name, drop: last(name, drop) / last(FP32, drop)
-    wrong = ["%s, %d: %.3f" % (m, d, times(m, d)) for m, limit in FOLLOW.items() for d in (10, 100)
+    times = lambda name, drop: last(name, drop) / last(BESIDE.get(name, FP32), drop)
+    wrong = ["%s, %d: %.3f" % (m, d, times(m, d)) for m, limit in FOLLOW.items() if m in names for d in (10, 100)
              if abs(times(m, d) - 1) > limit]
     wrong += ["%s, %d: %.3f" % (m, d, times(m, d)) for m in STUCK if m in names for d in (10, 100) if times(m, d) < 10]
     title = r.claim("Gradients drop: second moments to nearest stay high, stochastic ones follow fp32", wrong)
     figure, axes = pyplot().subplots(1, 2, figsize=(11, 4.8), sharey=True)
     for panel, drop in zip(axes, (10, 100)):
-        for i, name in enumerate(names):
+        for i, name in enumerate(name for name in names if name not in BESIDE):
             rows = r.curve("moment", method=name, drop=drop)[1::2]
             curve(panel, name, *([row[key] for row in rows] for key in ("step", "v", "half")), 5 * i, 6)
         panel.set_yscale("log")
@@ -745,9 +796,16 @@ def draw_moment(r):
     legend(figure, axes[0], 0.83)
     save(figure, "moment", title, "AdamW, beta2 = %g. The gradients of every second weight of 4096 drop: mean of their "
          "second moments, 95 %% interval" % HYPER["betas"][1], 0.83)
-    table("moment", ["second moment / that of fp32", "before", "drop by 10", "drop by 100"],
-          [[name, "%.3f" % (before(r, name) / before(r, FP32)), "%.3g" % times(name, 10), "%.3g" % times(name, 100)]
-           for name in names])
+    table("moment", ["second moment / that of fp32", "bytes per parameter", "before", "drop by 10: on the way, at most",
+                     "at the end", "drop by 100: on the way, at most", "at the end"],
+          [[name, "%.1f" % r.end("moment", method=name)["bytes"],
+            "%.3f" % (before(r, name) / before(r, BESIDE.get(name, FP32)))] +
+           ["%.3g" % x for drop in (10, 100) for x in (highest(r, name, drop), times(name, drop))] for name in names])
+
+
+def highest(r, name, drop):
+    pairs = zip(*(r.curve("moment", method=m, drop=float(drop)) for m in (name, BESIDE.get(name, FP32))))
+    return max(mine["v"] / theirs["v"] for mine, theirs in pairs if mine["step"] > 0)
 
 
 def before(r, name):
@@ -790,8 +848,13 @@ def draw():
         picture(r)
     peers = r.of(OPTIMI, TORCHAO, TORCH, BNB)
     if peers:
-        r.claim("in the language model no peer is level with fp32 (in another task, some are)",
-                [m for m in peers if r.losses["language model", m].level()])
+        r.claim("in the language model none of these is level with fp32 (in another task, some are): " +
+                ", ".join(peers), [m for m in peers if r.losses["language model", m].level()])
+        loses = {m: (r.end("decay", method=m)["factor"] > 0.99) +
+                 (r.end("moment", method=m, drop=10.0)["v"] > 10 * r.end("moment", method=FP32, drop=10.0)["v"])
+                 for m in r.of(*peers, HEAVY)}
+        r.claim("weight decay and second moments: HeavyBall loses neither, each of the others one or both",
+                ["%s loses %d" % (m, n) for m, n in loses.items() if (n == 0) != (m == HEAVY)])
     with open(OUT + "_versions.md", "w", encoding="utf-8") as file:
         file.write("The tables are from %s.\n" % r.versions)
     print("written: %s_*.csv, .svg, .md" % OUT)

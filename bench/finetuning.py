@@ -1,6 +1,6 @@
 """Fine-tuning from 16-bit weights: how much of fp32's progress do the visible weights show, and what may one export?
 
-    ./build.sh bench finetuning          all, with the packages of PyPI that are there: some minutes of one core
+    ./build.sh bench finetuning          all, with the packages of PyPI that are there: minutes on 2 cores
     ./build.sh bench finetuning quick    one network, 2 seeds and 300 steps, without the packages
     ./build.sh bench finetuning draw     draws the last run again
 
@@ -10,17 +10,20 @@ Writes build/bench/finetuning.csv, finetuning.svg and finetuning.md (docs/fine-t
 numbers. Networks, arms and pictures are those of bench/fidelity.py. Each seed has its own checkpoint, which fp32 AdamW
 trains; all arms then begin at its 16-bit numbers and see the same batches. What could be tuned was fixed before:"""
 HYPER = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}  # AdamW, the learning rate constant
-CHECKPOINT = {"digits": (600, 64), "transformer": (1000, 8)}  # steps and batch of its training, lr 1e-3 along a cosine
-RUNS = {"digits": [(1e-6, (30, 100, 300, 1000)), (1e-5, (300,))],  # learning rates, and after which steps losses are
-        "transformer": [(1e-6, (30, 100, 300, 1000)), (1e-5, (300,))]}  # taken
+CHECKPOINT = {"digits": (600, 64), "transformer": (1000, 8), "bandit": (600, 64)}  # steps and batch of its training, lr
+# 1e-3 along a cosine
+RUNS = {"digits": [(1e-6, (30, 100, 300, 1000, 1500)), (1e-5, (300,))],  # learning rates, and after which steps losses
+        "transformer": [(1e-6, (30, 100, 300, 1000, 3000)), (1e-5, (300,))],  # are taken
+        "bandit": [(1e-6, (30, 100, 300, 1000, 1500)), (1e-5, (300,))]}
 EXPORTS = 100  # after so many steps the full weights are exported
-SEEDS = {"digits": 8, "transformer": 5}
+SEEDS = {"digits": 8, "transformer": 5, "bandit": 8}
 FP16 = 1 / 8  # an ulp of fp16 is this part of an ulp of bf16: so are the learning rates
 SCALE = 1024.0  # of the loss, in fp16
 
 import csv
 import hashlib
 import math
+import multiprocessing
 import os
 import sys
 
@@ -30,10 +33,11 @@ if QUICK:
 import fidelity  # noqa: E402
 import kahan_opt as kopt  # noqa: E402
 import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 from torch.nn import Parameter  # noqa: E402
 
 fidelity.OUT = OUT = "build/bench/finetuning" + ("_quick" if QUICK else "")
-FIELDS = "network format moments arm seed lr step ulps start visible full nearest stochastic".split()
+FIELDS = "network format moments arm seed lr step ulps bytes start visible full nearest stochastic".split()
 ROUNDINGS = {"KAHAN": kopt.KOPT_KAHAN, "EXACT": kopt.KOPT_EXACT, "COMPACT": kopt.KOPT_COMPACT,
              "STOCHASTIC": kopt.KOPT_STOCHASTIC, "NEAREST": kopt.KOPT_NEAREST}
 FP32, MIXED, DRAWN = "fp32", "mixed precision", ", drawn"
@@ -42,7 +46,8 @@ OURS = KEEP + [name + DRAWN for name in KEEP]
 PEERS = ["optimi Kahan", "torchao stochastic"]
 STUDIES = [("digits", "bf16", "fp32", [MIXED] + OURS + ["STOCHASTIC", "NEAREST"]), ("digits", "bf16", "own", PEERS),
            ("digits", "bf16", "bf16", ["KAHAN", "KAHAN" + DRAWN]), ("digits", "fp16", "fp32", [MIXED] + OURS),
-           ("transformer", "bf16", "fp32", [MIXED, "KAHAN", "KAHAN" + DRAWN, "COMPACT" + DRAWN, "STOCHASTIC"])]
+           ("transformer", "bf16", "fp32", [MIXED, "KAHAN", "KAHAN" + DRAWN, "COMPACT" + DRAWN, "STOCHASTIC"]),
+           ("bandit", "bf16", "fp32", [MIXED, "KAHAN", "KAHAN" + DRAWN, "COMPACT" + DRAWN, "STOCHASTIC"])]
 DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -55,22 +60,42 @@ def windows(path):
 
 def data(network):
     """Of the checkpoint, and of the fine-tuning: the same digits one pixel to the right; other text."""
-    if network == "digits":
+    if network != "transformer":
         x, y = fidelity.digits_data()[0]
         return (x, y), (x.view(-1, 8, 8).roll(1, 2).reshape(-1, 64), y)
     return windows("kahan_opt.h"), windows("docs/numerics.md")
 
 
+def regret(w, batch, store):
+    """A bandit: the network shows a digit and is paid 1 if it draws the right name. What it misses on average, exactly:
+    nothing is drawn here."""
+    x, y = batch
+    hidden = store(torch.relu(x @ w[0] + w[1]))
+    return 1 - torch.softmax(store(hidden @ w[2] + w[3]), 1)[torch.arange(len(y)), y].mean()
+
+
+def reinforce(w, batch, store):
+    """The policy gradient of one draw for each digit (Williams 1992), with the mean payment as baseline."""
+    x, y, chance = batch
+    hidden = store(torch.relu(x @ w[0] + w[1]))
+    logits = store(hidden @ w[2] + w[3])
+    drawn = (torch.softmax(logits.detach(), 1).cumsum(1) < chance[:, None]).sum(1).clamp(max=9)
+    paid = (drawn == y).float()
+    return (F.cross_entropy(logits, drawn, reduction="none") * (paid - paid.mean())).mean()
+
+
 def network_of(name):
-    return {"digits": (fidelity.digits_weights, fidelity.digits_loss),
-            "transformer": (fidelity.transformer_weights, fidelity.transformer_loss)}[name]
+    """Its weights, the loss that the tables are made from, and the one whose gradient fine-tunes."""
+    return {"digits": (fidelity.digits_weights, fidelity.digits_loss, fidelity.digits_loss),
+            "transformer": (fidelity.transformer_weights, fidelity.transformer_loss, fidelity.transformer_loss),
+            "bandit": (fidelity.digits_weights, regret, reinforce)}[name]
 
 
-def batches(training, size, seed):
+def batches(training, size, seed, chances=False):
     generator = torch.Generator().manual_seed(seed)
     while True:
         rows = torch.randint(len(training[0]), (size,), generator=generator)
-        yield [part[rows] for part in training]
+        yield [part[rows] for part in training] + ([torch.rand(size, generator=generator)] if chances else [])
 
 
 # ---- arms: .leaves are what the forward pass reads and gradients belong to -------------------------------------------
@@ -93,6 +118,9 @@ class Wide:
 
     def full(self):
         return [w.detach() for w in self.master]
+
+    def bytes_each(self):  # weight (and copy), gradient, two moments
+        return 4 + (2 * self.leaves[0].element_size() if self.mixed else 4) + 8
 
 
 class Narrow:
@@ -126,6 +154,9 @@ class Narrow:
             kopt.check(kopt.kopt_state_read(self.optimizer.opt, t, kopt.KOPT_WEIGHT, out.data_ptr()))
         return result
 
+    def bytes_each(self):
+        return fidelity.bytes_each(self.leaves, self.optimizer)
+
 
 def exported(full, dtype, seed):
     """The full weights in 16 bit: to nearest, and stochastically."""
@@ -139,7 +170,7 @@ def exported(full, dtype, seed):
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 def checkpoint(network, seed):
-    weights, loss_of = network_of(network)
+    weights, loss_of, _ = network_of("digits" if network == "bandit" else network)
     steps, size = CHECKPOINT[network]
     w = [Parameter(x.clone()) for x in weights(torch.Generator().manual_seed(seed))]
     optimizer, stream = torch.optim.AdamW(w, lr=1e-3, **HYPER), batches(data(network)[0], size, 1000 + seed)
@@ -153,7 +184,7 @@ def checkpoint(network, seed):
 
 def run(network, form, moments, arm, seed, lr, marks, start):
     """A row for each mark."""
-    loss_of, dtype, training = network_of(network)[1], DTYPE[form], data(network)[1]
+    (_, loss_of, tuned), dtype, training = network_of(network), DTYPE[form], data(network)[1]
     rows = torch.linspace(0, len(training[0]) - 1, min(1438, len(training[0]))).long()
     chosen = [part[rows] for part in training]
 
@@ -165,39 +196,48 @@ def run(network, form, moments, arm, seed, lr, marks, start):
     one = Wide(start, dtype, lr, arm == MIXED) if wide else Narrow(start, dtype, lr, seed, arm, moments)
     scale = SCALE if form == "fp16" and arm != FP32 else 1.0
     store, stream, result = fidelity.storing(torch.float32 if arm == FP32 else dtype), batches(
-        training, CHECKPOINT[network][1], 5000 + seed), []
+        training, CHECKPOINT[network][1], 5000 + seed, network == "bandit"), []
     values = torch.cat([w.flatten() for w in start if w.dim() > 1]).abs()
     ulp = 2.0 ** (values[values > 0].median().log2().floor().item() - (7 if form == "bf16" else 10))
     begin = loss(start)
     for step in range(1, marks[-1] + 1):
         for leaf in one.leaves:
             leaf.grad = None
-        (loss_of([w.float() for w in one.leaves], next(stream), store) * scale).backward()
+        (tuned([w.float() for w in one.leaves], next(stream), store) * scale).backward()
         one.step(scale)
         if step in marks:
-            row = [network, form, moments, arm, seed, "%g" % lr, step, "%.3g" % (lr * step / ulp), begin,
-                   loss(one.leaves), "", "", ""]
+            row = [network, form, moments, arm, seed, "%g" % lr, step, "%.3g" % (lr * step / ulp),
+                   "%.1f" % one.bytes_each(), begin, loss(one.leaves), "", "", ""]
             full = one.full() if step == EXPORTS else None
             if full:
                 nearest, stochastic = exported(full, dtype, seed)
-                row[10:] = loss(full), loss(nearest), loss(stochastic)
+                row[11:] = loss(full), loss(nearest), loss(stochastic)
             result.append(["%.7f" % x if isinstance(x, float) else x for x in row])
     return result
 
 
+def job(arguments):
+    """All runs of a network from one checkpoint."""
+    torch.set_num_threads(1)
+    network, seed, peers = arguments
+    rows, trained = [], checkpoint(network, seed)
+    for form in ("bf16", "fp16"):
+        studies = [(m, arm) for n, f, m, arms in STUDIES if (n, f) == (network, form) for arm in arms
+                   if arm not in PEERS or arm in peers]
+        start = [w.to(DTYPE[form]).float() for w in trained]
+        for lr, marks in RUNS[network] if studies else ():
+            lr *= FP16 if form == "fp16" else 1
+            for moments, arm in [("fp32", FP32)] + studies:
+                rows += run(network, form, moments, arm, seed, lr, marks, start)
+    return rows
+
+
 def run_all():
-    rows = []
-    for network, seeds in SEEDS.items():
-        for seed in range(seeds):
-            trained = checkpoint(network, seed)
-            for form in ("bf16", "fp16"):
-                studies = [(m, arm) for n, f, m, arms in STUDIES if (n, f) == (network, form) for arm in arms
-                           if arm not in PEERS or arm in present()]
-                start = [w.to(DTYPE[form]).float() for w in trained]
-                for lr, marks in RUNS[network] if studies else ():
-                    lr *= FP16 if form == "fp16" else 1
-                    for moments, arm in [("fp32", FP32)] + studies:
-                        rows += run(network, form, moments, arm, seed, lr, marks, start)
+    peers, rows = present(), []
+    jobs = [(network, seed, peers) for network, seeds in SEEDS.items() for seed in range(seeds)]
+    with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+        for (network, seed, _), more in zip(jobs, pool.imap(job, jobs)):
+            rows += more
             print("%s, seed %d" % (network, seed), file=sys.stderr, flush=True)
     with open(OUT + ".csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([FIELDS] + rows)
@@ -251,23 +291,26 @@ def marks_of(rows, network, form):
 
 def tables(rows):
     lines = []
-    for network, form in (("digits", "bf16"), ("digits", "fp16"), ("transformer", "bf16")):
+    bytes_of = lambda *row: next(r["bytes"] for r in rows if [r[k] for k in ("format", "moments", "arm")] == list(row))
+    for network, form in (("digits", "bf16"), ("digits", "fp16"), ("transformer", "bf16"), ("bandit", "bf16")):
         marks = marks_of(rows, network, form)
         if not marks:
             continue
-        lines += ["", "| %s, %s: lr × steps / ulp | %s |" % (network, form, " | ".join("%.2g" % m[2] for m in marks)),
-                  "|---" * (len(marks) + 1) + "|"]
+        low = marks[0][0]
+        lines += ["", "| %s, %s: lr × steps / ulp | bytes per parameter | %s |" % (
+            network, form, " | ".join("%.2g" % m[2] + " (lr %g)" % m[0] * (m[0] != low) for m in marks)),
+                  "|---" * (len(marks) + 2) + "|"]
         for n, f, moments, arms in STUDIES:
             for arm in arms if (n, f) == (network, form) else ():
                 cells = [cell(share(rows, n, f, moments, arm, lr, step)) for lr, step, _ in marks]
                 if any(cells):
                     name = arm + {"bf16": ", moments bf16"}.get(moments, "")
-                    lines.append("| %s | %s |" % (name, " | ".join(cells)))
+                    lines.append("| %s | %s | %s |" % (name, bytes_of(f, moments, arm), " | ".join(cells)))
     lr = RUNS["digits"][0][0]
-    lines += ["", "| digits, bf16, %d steps at %g | visible | full, fp32 | to nearest | stochastic |" % (EXPORTS, lr),
-              "|---|---|---|---|---|"]
+    lines += ["", "| digits, bf16, %d steps at %g | bytes per parameter | visible | full, fp32 | to nearest | "
+              "stochastic |" % (EXPORTS, lr), "|---|---|---|---|---|---|"]
     for arm in [FP32, MIXED, "KAHAN", "KAHAN" + DRAWN, "COMPACT" + DRAWN, "EXACT" + DRAWN]:
-        lines.append("| %s | %s |" % (arm, " | ".join(
+        lines.append("| %s | %s | %s |" % (arm, bytes_of("bf16", "fp32", arm), " | ".join(
             cell(share(rows, "digits", "bf16", "fp32", arm, lr, EXPORTS, what))
             for what in ("visible", "full", "nearest", "stochastic"))))
     with open(OUT + ".md", "w", encoding="utf-8") as file:
@@ -318,7 +361,6 @@ def shown(rows):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if not DRAW:
         run_all()
     results = read()

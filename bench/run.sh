@@ -25,15 +25,15 @@ bench_usage() {
 TEXT
 }
 
-# Installs PyTorch, optimi, torchao and bitsandbytes into build/peers, once: remove that folder to try again. PyTorch
-# brings 5 GB of CUDA, which stay unused.
+# Installs PyTorch, optimi, torchao, bitsandbytes and HeavyBall into build/peers, once: remove that folder to try again.
+# PyTorch brings 5 GB of CUDA, which stay unused.
 install_peers() {
     if [ -e build/peers/tried ] || ! python3 -m pip --version >/dev/null 2>&1; then return; fi
-    echo "installing PyTorch, optimi, torchao and bitsandbytes into build/peers ..."
+    echo "installing PyTorch, optimi, torchao, bitsandbytes and HeavyBall into build/peers ..."
     mkdir -p build/peers
     pip_peers torch || echo "peers: PyTorch could not be installed" >&2
     for package in numpy packaging; do pip_peers --no-deps "$package" || true; done
-    for package in torch-optimi torchao bitsandbytes; do
+    for package in torch-optimi torchao bitsandbytes heavyball opt-einsum; do
         pip_peers --no-deps "$package" || echo "peers: $package could not be installed" >&2
     done
     : >build/peers/tried
@@ -99,7 +99,6 @@ bench_fidelity() { # bench_fidelity NAME WORD...
     if [ $# = 0 ]; then
         install_peers
         [ ! -d build/peers/torch ] || [ -d build/peers/sklearn ] || pip_peers scikit-learn matplotlib || true
-        [ $evidence != tasks ] || [ -d build/peers/heavyball ] || pip_peers --no-deps heavyball opt-einsum || true
     fi
     newer_library build/bench/python || python_library build/bench/python
     exec_python 'torch, sklearn, matplotlib' "bench/$evidence.py" "$@"

@@ -166,29 +166,39 @@ static void experiment(Results *r, kopt_format format, int seeds, int sizes) {
 
 /* ---- The table and the plot ---- */
 
-static void print_row(const char *name, const double *error, const double *bound) {
+/* Of a weight and its residual. */
+static int bytes_of(int arm) {
+    enum { N = 1 << 20 };
+    kopt_optimizer opt = kopt_sgd(1, 0);
+    opt.rounding = arms[arm].rounding;
+    return arm == FP32 ? 4 : 2 + (int)(kopt_state_size(&opt, N) / N);
+}
+
+static void print_row(const char *name, int bytes, const double *error, const double *bound) {
     printf("\n| %s |", name);
+    if (bytes) printf(" %d", bytes);
+    printf(" |");
     for (int k = 0; k < STEPS; k++)
         printf(error[k] < bound[k] ? error[k] < 1e-4 ? " **%.0e** |" : " **%.5f** |" : " %.5f |", error[k]);
 }
 
 static void print_table(FILE *csv, const Results *r, const char *format) {
     double rounded[STEPS];
-    printf("| %s, step |", format);
+    printf("| %s, step | bytes per weight, with its residual |", format);
     for (int k = 0; k < STEPS; k++) {
         rounded[k] = r->rounded;
         printf(" %g |", step_size[k]);
     }
-    printf("\n|---|");
+    printf("\n|---|---|");
     for (int k = 0; k < STEPS; k++) printf("---|");
-    print_row("lower bound of Theorem 1", r->bound, r->bound);
+    print_row("lower bound of Theorem 1", 0, r->bound, r->bound);
     for (int arm = 0; arm < ARMS; arm++) {
-        print_row(arms[arm].name, r->error[arm], r->bound);
+        print_row(arms[arm].name, bytes_of(arm), r->error[arm], r->bound);
         for (int k = 0; k < STEPS; k++)
             fprintf(csv, "%s,\"%s\",%g,%.9g,%.9g\n", format, arms[arm].name, step_size[k], r->error[arm][k],
                     r->bound[k]);
     }
-    print_row("w* itself, rounded", rounded, r->bound);
+    print_row("w* itself, rounded", 2, rounded, r->bound);
     printf("\n\n");
 }
 

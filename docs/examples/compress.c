@@ -85,7 +85,7 @@ static double train_compressed(const Channel *channel, const Data *d, size_t *by
         opt.lr = RATE * 0.5 * (1.0 + cos(3.14159265358979 * step / ROUNDS));
         check(kopt_optimizer_step(&opt, tensors, PARAMETERS));
     }
-    double loss = model_validate(&m, d, d->vals);
+    double loss = model_validate(&m, d);
     for (int p = 0; p < PARAMETERS; p++) {
         for (int w = 0; w < WORKERS; w++) free(packer[w][p].residual);
         free(tensors[p].state);

@@ -68,9 +68,8 @@ enum {
     HIDDEN = 96,
     BATCH = 16, /* predictions per step */
     STEPS = 10000,
-    LOGS = 50, /* points of a loss curve */
+    LOGS = 20, /* points of a loss curve */
     LOG_EVERY = STEPS / LOGS,
-    PROBE = 1024, /* held-out bytes the validation loss is measured on at each point */
     SAMPLE = 300, /* bytes of text generated at the end */
     SEED = 1,
 
@@ -168,9 +167,9 @@ static Setup setup_atan2(void) {
 
 typedef struct {
     double train_loss[LOGS]; /* mean since the previous point, in nats per byte */
-    double val_loss[LOGS];   /* on PROBE held-out bytes */
+    double val_loss[LOGS];   /* on all held-out bytes */
     double final_train;      /* mean of the last tenth of the steps */
-    double final_val;        /* on all held-out bytes */
+    double final_val;        /* the last point of val_loss */
     double bytes_per_parameter, seconds;
     int skipped; /* steps that were skipped because a gradient overflowed */
     unsigned char sample[SAMPLE];
@@ -467,16 +466,16 @@ static void model_backward(Model *m) {
     for (int p = 0; p < PARAMETERS; p++) tensor_store(&m->grad[p]);
 }
 
-/* Mean validation loss over `count` held-out tokens, evenly spread. */
-static double model_validate(Model *m, const Data *d, size_t count) {
+/* Mean loss over all held-out tokens. */
+static double model_validate(Model *m, const Data *d) {
     double loss = 0.0;
-    for (size_t begin = 0; begin < count; begin += BATCH) {
-        size_t rows = count - begin < BATCH ? count - begin : BATCH;
-        for (size_t b = 0; b < rows; b++) model_set_row(m, b, d, d->val[(begin + b) * d->vals / count]);
+    for (size_t begin = 0; begin < d->vals; begin += BATCH) {
+        size_t rows = d->vals - begin < BATCH ? d->vals - begin : BATCH;
+        for (size_t b = 0; b < rows; b++) model_set_row(m, b, d, d->val[begin + b]);
         model_forward(m);
         loss += cross_entropy(m, rows, NULL, 1);
     }
-    return loss / (double)count;
+    return loss / (double)d->vals;
 }
 
 /* Generates text, token by token, after the first CONTEXT bytes of the data. */
@@ -574,13 +573,13 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
         if (step > STEPS - STEPS / 10) final_sum += loss;
         if (step % LOG_EVERY == 0) {
             result->train_loss[step / LOG_EVERY - 1] = sum / LOG_EVERY;
-            result->val_loss[step / LOG_EVERY - 1] = model_validate(&m, d, d->vals < PROBE ? d->vals : PROBE);
+            result->val_loss[step / LOG_EVERY - 1] = model_validate(&m, d);
             sum = 0.0;
         }
         show_progress(setup, index, step, loss, start);
     }
     result->final_train = final_sum / (STEPS / 10);
-    result->final_val = model_validate(&m, d, d->vals);
+    result->final_val = result->val_loss[LOGS - 1];
     model_sample(&m, d, result->sample);
     result->bytes_per_parameter = (double)bytes / (double)parameters;
     result->seconds = wall_clock() - arm_start;

@@ -605,19 +605,59 @@ done >"$out/log" 2>&1
 [ ! -s "$out/log" ]
 report $? "README.md names every page"
 
-# The first paragraph of README.md has the losses of its table of the demo, and the ratio of its table of times.
+# Sentences have the figures of tables: the first paragraph of README.md, of its own and of gpu.md's; those about fp16
+# and 8-bit moments, of benchmarks.md's.
 of_demo() {
     sed -n '/^<!-- figures: demo -->$/,/^<!-- end -->$/p' README.md | awk -v arm="$1" '$1 == arm { print $3 }'
 }
-of_times() { sed -n "s/^| $1 | bf16 | \**\([0-9.]*\).*/\1/p" README.md; }
-times=$(awk "BEGIN { printf \"%.1f\", $(of_times 'PyTorch .*nearest)') / $(of_times '\*\*`KOPT_KAHAN`\*\*') }")
-tr '\n' ' ' <README.md >"$out/line"
+of_times() { sed -n "s/^| $1 | [0-9.]* | \**\([0-9.]*\).*/\1/p" README.md; }
+of_gpu() { # of_gpu MODE: microseconds of the large tensor, in a graph if there is such a row
+    awk -F '[ ]*[|][ ]*' -v mode="$1" '
+        $2 == mode || (last == mode && $2 == "... in a graph") { us = $4 }
+        { last = $2 }
+        END { sub(/,/, "", us); print us }' docs/gpu.md
+}
+of_cliffs() { # of_cliffs ROW FORMATS: the least and the most of the columns whose moments are in one of these formats
+    sed -n '/^<!-- figures: cliffs in cache -->$/,/^Every rule/p' docs/benchmarks.md |
+        awk -F '[ ]*[|][ ]*' -v row="$1" -v formats=" $2 " '
+            $3 == "fp32 / fp32" {
+                for (i = 3; i < NF; i++) { split($i, part, " "); taken[i] = index(formats, " " part[1] " ") }
+            }
+            $2 == row {
+                for (i = 3; i < NF; i++) if (taken[i]) {
+                    if (!least || $i < least) least = $i
+                    if ($i > most) most = $i
+                }
+            }
+            END { printf "%.1f %.1f", least, most }'
+}
+ratio() { awk "BEGIN { printf \"%.$1f\", $2 / $3 }"; }
+has() { tr '\n' ' ' <"$1" | tr -s ' ' | grep -q -F -e "$2" || echo "$1 does not have: $2"; }
+kahan=$(of_times '\*\*`KOPT_KAHAN`\*\* | bf16') gpu=$(of_gpu 'AdamW, bf16, KAHAN')
 {
-    grep -q -F "**$(of_demo kahan) beside fp32's $(of_demo fp32)**" "$out/line" || echo "the losses are others"
-    grep -q -F "**$times times as fast** as PyTorch's fused bf16 AdamW" "$out/line" || echo "it is $times times as fast"
+    has README.md "**$(of_demo kahan) beside fp32's $(of_demo fp32)**"
+    wide=$(of_times 'PyTorch [0-9.]*, fused | fp32') narrow=$(of_times 'PyTorch .*nearest) | bf16')
+    has README.md "**$(ratio 1 $wide $kahan) times as fast** as PyTorch's fused AdamW in fp32"
+    has README.md "**$(ratio 1 $narrow $kahan) times as fast** as that in bf16"
+    has README.md "takes $(ratio 2 $gpu $(of_gpu 'PyTorch, fused, fp32')) of PyTorch's time in fp32"
+    has README.md "and $(ratio 2 $gpu $(of_gpu 'PyTorch, fused, bf16, which has no residual')) of that in bf16"
+    set -- $(of_cliffs 'fp16 kahan' 'fp32 bf16 fp16')
+    has docs/benchmarks.md "$1 (fp32 moments) to $2 times (fp16 moments)"
+    set -- $(of_cliffs 'fp16 kahan' bf16)
+    has docs/faq.md "fp16 weights and gradients and bf16 moments takes $2 times as long"
+    set -- $(of_cliffs 'bf16 kahan' 8-bit)
+    has docs/benchmarks.md "in DRAM, and $2 times in cache"
 } >"$out/log"
 [ ! -s "$out/log" ]
-report $? "the first paragraph of README.md has the numbers of its tables"
+report $? "sentences of README.md, benchmarks.md and faq.md have the figures of the tables"
+for page in README.md docs/*.md; do # weight and moments in fp32, a copy and a gradient in 16 bits
+    awk -F '[ ]*[|][ ]*' -v page=$page '
+        !/^[|]/ { column = 0; next }
+        !column { for (i = 2; i < NF; i++) if ($i == "bytes per parameter" || $i == "gradient") column = i }
+        column && $2 ~ /^mixed precision/ && $column != 16 { print page ": " $0 }' $page
+done >"$out/log"
+[ ! -s "$out/log" ]
+report $? "mixed precision takes 16 bytes per parameter in each table"
 all=$(sed -n 's/^all //p' tests/bits/golden.txt)
 {
     runs=$(grep -o '[0-9]* runs of [0-9]* builds' README.md)
