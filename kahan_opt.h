@@ -308,8 +308,8 @@ typedef enum KOPT_NODISCARD_ kopt_result {
                             a range that splits a block of 256 */
     KOPT_ERROR_SIZE,     /* a state block or a buffer is too small, or a checkpoint was cut off */
     KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version */
-    KOPT_ERROR_MISMATCH, /* the state block or checkpoint belongs to another optimizer, tensor or shard; or a loss
-                            scale to other optimizers: see kopt_scaler_begin_all() */
+    KOPT_ERROR_MISMATCH, /* the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard; or a
+                            loss scale to other optimizers: see kopt_scaler_begin_all() */
     KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged */
     KOPT_ERROR_OVERLAP,  /* two buffers overlap */
     KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; a part of a tensor is stepped by
@@ -6519,8 +6519,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "a state block (kopt_state_size() says its bytes) or a buffer is too small, or a checkpoint was cut off",
         "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or contradicting "
         "itself",
-        "the state block or checkpoint belongs to another optimizer, tensor or shard (kopt_state_inspect() and "
-        "kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
+        "the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard (kopt_state_inspect() "
+        "and kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
         "several)",
         "the state block or checkpoint is damaged: its checksum is wrong",
         "two of the buffers overlap",

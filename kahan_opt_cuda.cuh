@@ -16,15 +16,12 @@
            void *bytes = malloc(size), *device = NULL;
            int good = cudaMalloc(&device, size) == cudaSuccess;
            for (i = 0; i < count; i++) good &= kopt_cuda_state_init(opt, &tensors[i], NULL, NULL) == KOPT_OK;
-           good = good && kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
-                  kopt_cuda_plan_upload(plan, device, bytes, NULL) == KOPT_OK &&
-                  cudaStreamSynchronize(NULL) == cudaSuccess;
-           free(bytes);
-           return good;
+           return good && kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
+                  kopt_cuda_plan_upload(plan, device, NULL) == KOPT_OK && cudaStreamSynchronize(NULL) == cudaSuccess;
        }
 
-   After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). At the end: cudaFree(plan.device).
-   docs/gpu.md shows graphs, clipping, checkpoints, NCCL and PyTorch.
+   After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). At the end: cudaFree(plan.device)
+   and free(plan.bytes). docs/gpu.md shows graphs, clipping, checkpoints, NCCL and PyTorch.
 
    NAMES              kopt_cuda_plan_X acts on a plan. Every other kopt_cuda_X does on device memory, on a stream, what
                       kopt_X does on the CPU.
@@ -39,7 +36,12 @@
    CAPTURE            All of these functions can be captured in a CUDA graph, except three that would undo the training
                       at every replay: kopt_cuda_state_init(), kopt_cuda_state_load() and kopt_cuda_plan_upload(). They
                       refuse a stream that is being captured with KOPT_ERROR_CAPTURE. A captured call keeps its
-                      arguments: each replay passes them again, as they were.
+                      arguments: each replay passes them again, as they were. So a new plan needs a new graph.
+
+   ERRORS             A kopt_cuda_plan_X() that fails after kopt_cuda_plan_upload(), because of its arguments or because
+                      of CUDA, stops the plan: the status says why, and each step is skipped and counted as skipped,
+                      until kopt_cuda_plan_acknowledge() or kopt_cuda_plan_upload(). So no step is made with settings
+                      that the program believes to have changed. Arguments that are refused change nothing else.
 
    WHAT IT DOES NOT   It never allocates, synchronises, exits or prints, and it never reads or clears the program's CUDA
                       error.
@@ -55,6 +57,12 @@
 #ifdef __NVCC__
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 177 /* unused static functions */
+#endif
+#if defined(__cplusplus) && (defined(__GNUC__) || defined(__clang__)) /* casts are those of C, as in kahan_opt.h */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wcast-align"
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
 #endif
 #ifndef KAHAN_OPT_CUDA_CUH
 #define KAHAN_OPT_CUDA_CUH
@@ -103,13 +111,15 @@ typedef struct kopt_cuda_group {
 
 enum { KOPT_CUDA_KERNELS_ = 54 };
 
-/* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep in GPU memory. */
+/* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep, on the host and in
+   GPU memory, as long as you use the plan. */
 typedef struct kopt_cuda_plan {
-    /* Yours: set them at any time after kopt_cuda_plan_build(). */
-    void *device;    /* the plan on the GPU. kopt_cuda_plan_upload() sets it; or copy the bytes and set it yourself   */
+    /* Yours: set it at any time after kopt_cuda_plan_build(). */
     uint32_t blocks; /* upper limit on the thread blocks of a launch; 0: no limit. Does not change results            */
-    /* Only read it. */
-    size_t size; /* bytes at device                                                                               */
+    /* Only read them. */
+    void *bytes;  /* the plan on the host, which kopt_cuda_plan_build() has written                               */
+    void *device; /* the plan on the GPU, or NULL before kopt_cuda_plan_upload()                                  */
+    size_t size;  /* of each, in bytes                                                                            */
     /* Only the library uses these: their names end in _. */
     size_t groups_, at_tensors_, at_tasks_, at_ratios_;
     uint32_t tensors_, width_, grad_format_, stable_, rounds_, first_[KOPT_CUDA_KERNELS_ + 1];
@@ -119,22 +129,23 @@ typedef struct kopt_cuda_plan {
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
-   memory, aligned to 16. Needs no GPU. Keeps no pointer to its arguments. Each group begins at its opt->step. In each
-   tensor, counts must be NULL and stable_scale 0 (the GPU measures it itself); otherwise KOPT_ERROR_OPTION. All
-   tensors of the plan together must have fewer than 2^40 elements, a tensor with StableAdamW fewer than 2^36; otherwise
-   KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
+   memory, aligned to 16, which later calls read. Needs no GPU. Keeps no pointer to its other arguments. Each group
+   begins at its opt->step. In each tensor, counts must be NULL and stable_scale 0 (the GPU measures it itself);
+   otherwise KOPT_ERROR_OPTION. All tensors of the plan together must have fewer than 2^40 elements, a tensor with
+   StableAdamW fewer than 2^36; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                  const kopt_cuda_group *groups, size_t count);
 
-/* Copies the plan, kopt_cuda_plan_size() bytes, to device memory aligned to 16. Do not change bytes until the copy is
-   done. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream);
+/* Loads all kernels that calls with the plan launch, and copies the plan, plan->size bytes, to device memory aligned to
+   16. So a GPU that lacks code for them (KOPT_ERROR_ISA) or room (KOPT_ERROR_DEVICE) is found here and not in a step,
+   and a capture needs no step before it. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, void *stream);
 
 /* For tensors that move: new addresses of weight, grad, state and copy of the tensors `first` to first + count - 1 of
    the plan, in the order of its lists. Their contents move with them, but a gradient may be a new one. The call is a
-   launch for each 96 tensors, with the addresses as its arguments. Nothing else of the tensors is read but n. If that
-   is not n of the plan, or if a copy or a state is there where none was, or the other way round, the tensor stays where
-   it is and the status says KOPT_ERROR_MISMATCH. KOPT_ERROR_BOUNDS: there are no such tensors. */
+   launch for each 96 tensors, with the addresses as its arguments. Nothing else of the tensors is read but n.
+   KOPT_ERROR_MISMATCH: that is not n of the plan, or a copy or a state is there where none was, or the other way round.
+   KOPT_ERROR_BOUNDS: there are no such tensors. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
                                                       const kopt_tensor *tensors, void *stream);
 
@@ -142,7 +153,8 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan
 
 /* Makes one step of every tensor of the plan: counts the step, computes its scalars, and writes weights, state and
    copies. The bits are those of kopt_optimizer_step() for each group. Arrays may have any alignment; at 16 bytes, or
-   for a shard where its index is a multiple of 8, it is fast. */
+   for a shard where its index is a multiple of 8, it is fast. After KOPT_ERROR_DEVICE some tensors may be stepped and
+   others not: load a checkpoint. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream);
 
 /* The settings below hold for all following steps on the stream. They are copied when they are called; in a graph, each
@@ -160,8 +172,7 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_options(const kopt_cuda_plan *pla
                                                        void *stream);
 
 /* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, formats, roundings, stable and the
-   number of moments must stay the same; otherwise the status says KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU
-   counts the steps. */
+   number of moments must stay the same; otherwise KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU counts the steps. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
                                                          const kopt_optimizer *opt, void *stream);
 
@@ -174,7 +185,8 @@ KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, 
 
 /* What the GPU reports. A skipped step changes nothing: no weight, no state, no gradient, no step count. */
 typedef struct kopt_cuda_status {
-    uint32_t result;       /* a kopt_result: KOPT_OK, or why the last step was refused, as a CPU step would be        */
+    uint32_t result;       /* a kopt_result: KOPT_OK, or why the plan is stopped (see ERRORS), or why the last step was
+                              refused, as a CPU step would be                                                         */
     uint32_t skipped;      /* 1 if the last step was skipped                                                          */
     uint64_t steps, skips; /* numbers of steps made and skipped since kopt_cuda_plan_upload()                         */
     double norm;           /* of the gradients in memory, unscaled, by the last kopt_cuda_plan_measure() that a step
@@ -183,6 +195,10 @@ typedef struct kopt_cuda_status {
 
 /* The device address of the status. Copy it to the host when you need it. */
 KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan);
+
+/* For a plan that an error has stopped (see ERRORS): the following steps are made again, with the settings that it has.
+   The result of its status becomes KOPT_OK. */
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_acknowledge(const kopt_cuda_plan *plan, void *stream);
 
 /* ---- STATISTICS: one pass over all gradients. Exact: the same bits in any order and for any sharding ------------- */
 
@@ -221,12 +237,14 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_load(const kopt_optimizer *opt, cons
 
 /* kopt_accumulate() on device memory: sum += grad * scale. The struct a is on the host, its arrays sum and residual are
    on the GPU. grad has a->n values and must not overlap either of them. If counts is NULL, the call itself increments
-   a->count and a->step. Otherwise counts is the device address, aligned to 4, of two words that replace a->count and
-   a->step. Set both to 0 at first; each addition increments both when the GPU runs it, so that a captured call can be
-   replayed. To begin a new sum, set the first to 0 (cudaMemsetAsync). At a count of 2^32 - 1 the call is refused with
-   KOPT_ERROR_STEP; if the counts are on the GPU, the addition does nothing and reports no error. */
+   a->count and a->step, and plan may be NULL. Otherwise counts is the device address, aligned to 4, of two words that
+   replace a->count and a->step, and plan is the one that steps with it. Set both words to 0 at first; each addition
+   increments both when the GPU runs it, so that a captured call can be replayed. To begin a new sum, set the first to 0
+   (cudaMemsetAsync). At a count of 2^32 - 1 the call is refused with KOPT_ERROR_STEP; if the counts are on the GPU, the
+   addition does nothing and stops the plan with this error (see ERRORS). */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
-                                                 double scale, uint32_t *counts, void *stream);
+                                                 double scale, uint32_t *counts, const kopt_cuda_plan *plan,
+                                                 void *stream);
 
 /* kopt_accumulator_read() on device memory: out becomes the sum with its residual, a->n fp32 values; zeros while the
    count is 0. */
@@ -272,8 +290,13 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a
 
 /* ---- the data structures in GPU memory ---- */
 
+/* The bytes of the scalars that every kernel loads, a multiple of 16: all before slow_scale, with KAHAN_OPT_VMATH, too.
+   With fewer, a kernel would take 0 for the others. */
+enum { KOPT_CUDA_SCALARS_ = 64 };
+typedef char kopt_cuda_scalars_fit_[offsetof(kopt_scalars_octet_, slow_scale) <= KOPT_CUDA_SCALARS_ ? 1 : -1];
+
 typedef struct __align__(16) kopt_cuda_group_ {
-    kopt_scalars_cuda_ k; /* of the current step. Kernels load its first 16 words as vectors */
+    kopt_scalars_cuda_ k; /* of the current step. Kernels load its first KOPT_CUDA_SCALARS_ bytes as vectors */
     uint32_t step_number, unused;
     kopt_step step;
     kopt_optimizer opt;
@@ -289,6 +312,7 @@ typedef struct kopt_cuda_control_ {
     uint32_t arrived;
     uint32_t ready; /* norm is complete, and no step has used it yet */
     uint32_t skip;
+    uint32_t stopped; /* KOPT_OK, or the error that has stopped the plan */
     uint64_t groups;
 } kopt_cuda_control_;
 
@@ -329,7 +353,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_find_(const uint32_t *first, uint32_t count, ui
     uint32_t low = 0;
     while (count > 1) {
         const uint32_t stride = (count + 31) / 32, at = lane * stride;
-        const uint32_t below = __popc(__ballot_sync(0xFFFFFFFFu, at < count && first[low + at] <= task)) - 1;
+        const uint32_t below = (uint32_t)__popc(__ballot_sync(0xFFFFFFFFu, at < count && first[low + at] <= task)) - 1;
         low += below * stride;
         count = min(stride, count - below * stride);
     }
@@ -560,7 +584,10 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_first_(const uint32_t *x, size_t size, int half
 KOPT_CUDA_FN_ uint32_t kopt_cuda_pack_(uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x7632); }
 
 KOPT_CUDA_FN_ void kopt_cuda_put_(uint32_t *x, size_t size, uint32_t a, uint32_t b) {
-    if (size == 4) x[0] = a, x[1] = b;
+    if (size == 4) {
+        x[0] = a;
+        x[1] = b;
+    }
     if (size == 2) x[0] = kopt_cuda_pack_(a, b);
     if (size == 1) x[0] = __byte_perm(x[0], kopt_cuda_pack_(a, b), 0x3264); /* bytes 0 and 2 of the packed word */
 }
@@ -677,9 +704,9 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
         kopt_scalars_octet_ k;
     } local;
     size_t i;
-    kopt_cuda_load_words_(local.words, (const kopt_byte_ *)(&g->k), 64);
+    kopt_cuda_load_words_(local.words, (const kopt_byte_ *)(&g->k), KOPT_CUDA_SCALARS_);
     KOPT_UNROLL_
-    for (i = 16; i < sizeof local.words / 4; i++)
+    for (i = KOPT_CUDA_SCALARS_ / 4; i < sizeof local.words / 4; i++)
         local.words[i] = how != KOPT_CUDA_ANY_ ? 0 : ((const uint32_t *)&g->k)[i];
     if (how == KOPT_CUDA_FEW_) local.k.unrectified = g->k.unrectified;
     local.k.rate = kopt_mul_octet_(local.k.rate, kopt_as_u32_(t->rate_scale));
@@ -713,14 +740,14 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
                                                                  rest, &compensation, largest);
             KOPT_UNROLL_
             for (m = 0; m < 4; m++) {
-                const kopt_vf32_octet_ moment =
+                const kopt_vf32_octet_ stored =
                     m >= kind.moment_count
                         ? 0
                         : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), kind.moment);
-                h.moments.x[m] = kopt_stores_root_(kind, m) ? kopt_mul_octet_(moment, moment) : moment;
+                h.moments.x[m] = kopt_stores_root_(kind, m) ? kopt_mul_octet_(stored, stored) : stored;
             }
-            update = kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, stride, 0,
-                                                2 /* RANDOM_ZERO_EXTENDED_ */, &h);
+            update =
+                kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, stride, 0, 0, &h);
             *largest_moment = kopt_imax_octet_(*largest_moment, h.largest);
             update = kopt_update_octet_(k, update, old);
             if (k->sync) {
@@ -1096,7 +1123,7 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
         g = first + thread / 2;
         if (thread == 2 * KOPT_PROLOGUE_PAIRS_ && first == 0) {
             shared.norm = measured ? kopt_norm_root_(&c->norm) : 0;
-            shared.result = measured && !c->ready ? KOPT_ERROR_STEP : KOPT_OK;
+            shared.result = c->stopped != KOPT_OK ? c->stopped : measured && !c->ready ? KOPT_ERROR_STEP : KOPT_OK;
             shared.skip = (measured && c->norm.nonfinite != 0) ||
                           (options.found_inf != NULL && (kopt_as_u32_(*options.found_inf) & 0x7FFFFFFFu) != 0);
             if (measured) c->status.norm = shared.norm;
@@ -1119,8 +1146,7 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
     skip = failed || shared.skip != 0 || shared.result != KOPT_OK;
     if (thread == 0) { /* is the step made? */
         uint32_t result = shared.result;
-        for (g = 0; failed && shared.skip == 0 && g < count; g++)
-            if (groups[g].result != KOPT_OK) result = groups[g].result;
+        for (g = 0; failed && shared.skip == 0 && result == KOPT_OK; g++) result = groups[g].result;
         c->skip = c->status.skipped = (uint32_t)skip;
         c->status.result = result;
         kopt_cuda_add_(skip ? &c->status.skips : &c->status.steps, 1);
@@ -1424,28 +1450,28 @@ typedef struct kopt_cuda_setting_ {
     kopt_cuda_group_ *group; /* the group of this setting, or the first of all groups */
     kopt_cuda_options options;
     kopt_optimizer opt;
-    uint32_t step, *counts;
-    int which; /* 0: options, 1: optimizer, 2: step; 3: an addition to counts, the count and the step of a sum */
+    uint32_t step, *counts, result;
+    int which; /* 0: options, 1: optimizer, 2: step; 3: an addition to counts, the count and the step of a sum;
+                  4: result, an error that stops the plan, or KOPT_OK, with which it goes on */
 } kopt_cuda_setting_;
 
 static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) {
-    kopt_optimizer *const to = &s.group->opt;
+    const int full = s.which == 3 && (s.counts[0] == 0xFFFFFFFFu || s.counts[1] == 0xFFFFFFFFu);
+    const uint32_t result = full ? KOPT_ERROR_STEP : s.result;
     uint64_t g;
     if (s.which == 0) {
         s.control->options = s.options;
+    } else if (s.which == 1) {
+        const uint32_t step = s.group->opt.step;
+        s.group->opt = s.opt;
+        s.group->opt.step = step;
     } else if (s.which == 2) {
         for (g = 0; g < s.control->groups; g++) s.group[g].opt.step = s.step;
-    } else if (s.which == 3) {
-        if (s.counts[0] != 0xFFFFFFFFu && s.counts[1] != 0xFFFFFFFFu) s.counts[0]++, s.counts[1]++;
-    } else if (to->rule != s.opt.rule || to->weight_format != s.opt.weight_format || to->rounding != s.opt.rounding ||
-               to->moment_format != s.opt.moment_format || to->moment_rounding != s.opt.moment_rounding ||
-               to->compensation_rounding != s.opt.compensation_rounding || kopt_moments_(to) != kopt_moments_(&s.opt) ||
-               (to->rule == KOPT_ADAM && !to->stable != !s.opt.stable)) {
-        s.control->status.result = KOPT_ERROR_MISMATCH;
-    } else {
-        const uint32_t step = to->step;
-        *to = s.opt;
-        to->step = step;
+    } else if (s.which == 3 && !full) {
+        s.counts[0]++;
+        s.counts[1]++;
+    } else if (result == KOPT_OK || s.control->stopped == KOPT_OK) { /* the first error stays */
+        s.control->stopped = s.control->status.result = result;
     }
 }
 
@@ -1479,26 +1505,18 @@ static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *weigh
 
 enum { KOPT_CUDA_MOVES_ = 96 }; /* they fit into the arguments of one launch */
 typedef struct kopt_cuda_moves_ {
-    kopt_cuda_control_ *control;
     kopt_cuda_tensor_ *tensors;
     const uint32_t *slots; /* where the tensors of the list are in the order of their kernels */
     uint32_t first, count;
     struct {
         void *weight, *grad, *state, *copy;
-        uint64_t n;
     } to[KOPT_CUDA_MOVES_];
 } kopt_cuda_moves_;
 
 static __global__ void kopt_cuda_move_kernel_(const kopt_cuda_moves_ m) {
-    if (threadIdx.x < m.count) {
-        kopt_cuda_tensor_ *const t = m.tensors + m.slots[m.first + threadIdx.x];
-        if (m.to[threadIdx.x].n != t->end - t->pad || (m.to[threadIdx.x].copy == NULL) != (t->copy == NULL) ||
-            (m.to[threadIdx.x].state == NULL) != (t->state == NULL))
-            m.control->status.result = KOPT_ERROR_MISMATCH;
-        else
-            kopt_cuda_place_(t, m.to[threadIdx.x].weight, m.to[threadIdx.x].grad, m.to[threadIdx.x].state,
-                             m.to[threadIdx.x].copy);
-    }
+    const uint32_t i = threadIdx.x;
+    if (i < m.count)
+        kopt_cuda_place_(m.tensors + m.slots[m.first + i], m.to[i].weight, m.to[i].grad, m.to[i].state, m.to[i].copy);
 }
 
 /* ---- accumulation: a step of SGD whose weights are the sums. The rate is 1, and the scale is negated ---- */
@@ -1574,7 +1592,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_read_kernel_(c
 /* ---- launches ---- */
 
 static kopt_result kopt_cuda_result_(cudaError_t error) {
-    switch (error) {
+    switch (static_cast<int>(error)) {
     case cudaSuccess: return KOPT_OK;
     case cudaErrorNoDevice:
     case cudaErrorInsufficientDriver:
@@ -1593,6 +1611,12 @@ static kopt_result kopt_cuda_launch_(void (*kernel)(Argument), Argument &argumen
     void *arguments[] = {&argument};
     return kopt_cuda_result_(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(blocks), dim3(threads),
                                               arguments, 0, static_cast<cudaStream_t>(stream)));
+}
+
+/* Loads a kernel, which CUDA may do at its first launch otherwise. */
+template <class Argument> static kopt_result kopt_cuda_load_(void (*kernel)(Argument)) {
+    cudaFuncAttributes attributes;
+    return kopt_cuda_result_(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(kernel)));
 }
 
 static kopt_result kopt_cuda_clear_memory_(void *p, size_t size, void *stream) {
@@ -1700,8 +1724,9 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(c
 static size_t kopt_cuda_align16_(size_t x) { return (x + 15) & ~(size_t)15; }
 
 /* The kernels of steps, by number, and what is constant in each. */
+typedef void kopt_cuda_entry_(kopt_cuda_arguments_);
 typedef struct kopt_cuda_kernel_ {
-    void (*kernel)(kopt_cuda_arguments_);
+    kopt_cuda_entry_ *kernel;
     int weight, moment, rounding, how;
 } kopt_cuda_kernel_;
 
@@ -1710,6 +1735,12 @@ typedef struct kopt_cuda_kernel_ {
 static const kopt_cuda_kernel_ kopt_cuda_kernels_[] = {KOPT_CUDA_STEPS_(KOPT_CUDA_LINE_)};
 typedef char
     kopt_cuda_kernels_fit_[sizeof kopt_cuda_kernels_ / sizeof *kopt_cuda_kernels_ <= KOPT_CUDA_KERNELS_ ? 1 : -1];
+
+/* The kernels of sums: those that add, by format and rounding, and the one that reads. */
+static void (*const kopt_cuda_sum_kernels_[])(kopt_cuda_accumulation_) = {
+    kopt_cuda_accumulate_kernel_<KOPT_F32, KOPT_NEAREST>, kopt_cuda_accumulate_kernel_<KOPT_FP16, -1>,
+    kopt_cuda_accumulate_kernel_<KOPT_BF16, KOPT_KAHAN>, kopt_cuda_accumulate_kernel_<KOPT_BF16, -1>,
+    kopt_cuda_read_kernel_};
 
 /* The number of the first kernel that fits. */
 static uint32_t kopt_cuda_kernel_of_(const kopt_optimizer *opt, int copies) {
@@ -1762,7 +1793,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     }
     /* Each element adds less than 2^24 to a bin of 64 bits. There are fewer than 2^32 tasks. */
     if (tensors >> 28 != 0 || elements >> 40 != 0) return KOPT_ERROR_BOUNDS;
-    plan->device = NULL;
+    plan->bytes = plan->device = NULL;
     plan->blocks = 0;
     plan->groups_ = count;
     plan->tensors_ = (uint32_t)tensors;
@@ -1863,24 +1894,15 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
         }
     p.first_[KOPT_CUDA_KERNELS_] = tasks;
     p.rounds_ = rounds;
+    p.bytes = bytes;
     *plan = p;
     return KOPT_OK;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, const void *bytes, void *stream) {
-    kopt_result result;
-    if (plan == NULL || device == NULL || bytes == NULL) return KOPT_ERROR_NULL;
-    if (((uintptr_t)device & 15) != 0) return KOPT_ERROR_OPTION;
-    result = kopt_cuda_refuse_capture_(stream);
-    if (result == KOPT_OK) result = kopt_cuda_copy_(device, bytes, plan->size, cudaMemcpyHostToDevice, stream);
-    if (result == KOPT_OK) plan->device = device;
-    return result;
-}
-
-/* The tasks from `first` on. All pointers are NULL if the plan is not on the GPU. */
-static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t end) {
+/* A plan in host or GPU memory. All pointers are NULL if it is not there. */
+static kopt_cuda_arguments_ kopt_cuda_arguments_at_(const kopt_cuda_plan *plan, void *memory) {
     kopt_cuda_arguments_ a = {};
-    kopt_byte_ *const base = plan == NULL ? NULL : (kopt_byte_ *)plan->device;
+    kopt_byte_ *const base = (kopt_byte_ *)memory;
     if (base == NULL) return a;
     a.control = (kopt_cuda_control_ *)base;
     a.groups = (kopt_cuda_group_ *)(base + kopt_cuda_align16_(sizeof(kopt_cuda_control_)));
@@ -1888,11 +1910,77 @@ static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, 
     a.first_task = (const uint32_t *)(base + plan->at_tasks_);
     a.first_round = a.first_task + plan->tensors_;
     a.tensor_count = plan->tensors_;
-    a.first = first;
-    a.count = end - first;
     a.width = plan->width_;
     a.ratios = (kopt_norm *)(base + plan->at_ratios_);
     return a;
+}
+
+/* On the GPU: the tasks from `first` on. */
+static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t end) {
+    kopt_cuda_arguments_ a = kopt_cuda_arguments_at_(plan, plan == NULL ? NULL : plan->device);
+    a.first = first;
+    a.count = end - first;
+    return a;
+}
+
+static kopt_cuda_entry_ *kopt_cuda_stats_of_(const kopt_cuda_plan *plan) {
+    return plan->grad_format_ == KOPT_BF16   ? kopt_cuda_stats_kernel_<KOPT_BF16>
+           : plan->grad_format_ == KOPT_FP16 ? kopt_cuda_stats_kernel_<KOPT_FP16>
+                                             : kopt_cuda_stats_kernel_<3>;
+}
+
+/* Loads the kernels that calls with a plan launch. */
+static kopt_result kopt_cuda_load_kernels_(const kopt_cuda_plan *plan) {
+    kopt_result result = kopt_cuda_load_(kopt_cuda_setting_kernel_);
+    uint32_t kernel;
+    if (result == KOPT_OK) result = kopt_cuda_load_(kopt_cuda_move_kernel_);
+    if (result == KOPT_OK) result = kopt_cuda_load_(kopt_cuda_stats_of_(plan));
+    if (result == KOPT_OK) result = kopt_cuda_load_(kopt_cuda_prologue_kernel_);
+    if (result == KOPT_OK && plan->stable_ != 0) result = kopt_cuda_load_(kopt_cuda_measure_kernel_);
+    if (result == KOPT_OK && plan->stable_ != 0) result = kopt_cuda_load_(kopt_cuda_factor_kernel_);
+    for (kernel = 0; kernel < sizeof kopt_cuda_kernels_ / sizeof *kopt_cuda_kernels_ && result == KOPT_OK; kernel++)
+        if (plan->first_[kernel + 1] != plan->first_[kernel])
+            result = kopt_cuda_load_(kopt_cuda_kernels_[kernel].kernel);
+    for (kernel = 0; kernel < sizeof kopt_cuda_sum_kernels_ / sizeof *kopt_cuda_sum_kernels_ && result == KOPT_OK;
+         kernel++)
+        result = kopt_cuda_load_(kopt_cuda_sum_kernels_[kernel]);
+    return result;
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, void *stream) {
+    kopt_result result;
+    if (plan == NULL || plan->bytes == NULL || device == NULL) return KOPT_ERROR_NULL;
+    if (((uintptr_t)device & 15) != 0) return KOPT_ERROR_OPTION;
+    result = kopt_cuda_refuse_capture_(stream);
+    if (result == KOPT_OK) result = kopt_cuda_load_kernels_(plan);
+    if (result == KOPT_OK) result = kopt_cuda_copy_(device, plan->bytes, plan->size, cudaMemcpyHostToDevice, stream);
+    if (result == KOPT_OK) plan->device = device;
+    return result;
+}
+
+/* Without a plan on the GPU, control is NULL. */
+static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int which) {
+    const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
+    kopt_cuda_setting_ s = {};
+    s.control = a.control;
+    s.group = a.groups;
+    s.which = which;
+    return s;
+}
+
+/* The end of a call with a plan on the GPU: an error stops the plan. */
+static kopt_result kopt_cuda_end_(const kopt_cuda_plan *plan, kopt_result result, void *stream) {
+    kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 4);
+    s.result = result;
+    if (result != KOPT_OK) (void)kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
+    return result;
+}
+
+/* Makes a setting, if its arguments are right: result. */
+static kopt_result kopt_cuda_set_(const kopt_cuda_plan *plan, kopt_cuda_setting_ &s, kopt_result result, void *stream) {
+    if (s.control == NULL) return KOPT_ERROR_NULL;
+    if (result == KOPT_OK) result = kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
+    return kopt_cuda_end_(plan, result, stream);
 }
 
 static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t blocks) {
@@ -1907,13 +1995,13 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void 
     if (a.control == NULL) return KOPT_ERROR_NULL;
     result = kopt_cuda_launch_(kopt_cuda_prologue_kernel_, a, 1, KOPT_PROLOGUE_THREADS_, stream);
     if (result == KOPT_OK && plan->stable_ != 0) {
-        const void *const kernel = reinterpret_cast<const void *>(kopt_cuda_measure_kernel_);
+        const void *const measure = reinterpret_cast<const void *>(kopt_cuda_measure_kernel_);
         a.count = plan->rounds_;
         result = kopt_cuda_clear_memory_(a.ratios, plan->stable_ * sizeof(kopt_norm), stream);
         if (result == KOPT_OK)
-            result =
-                kopt_cuda_launch_(kopt_cuda_measure_kernel_, a,
-                                  kopt_cuda_blocks_(plan, kopt_cuda_resident_(kernel, a.count)), KOPT_THREADS_, stream);
+            result = kopt_cuda_launch_(kopt_cuda_measure_kernel_, a,
+                                       kopt_cuda_blocks_(plan, kopt_cuda_resident_(measure, a.count)), KOPT_THREADS_,
+                                       stream);
         if (result == KOPT_OK)
             result = kopt_cuda_launch_(kopt_cuda_factor_kernel_, a,
                                        (plan->tensors_ + KOPT_THREADS_ - 1) / KOPT_THREADS_, KOPT_THREADS_, stream);
@@ -1925,89 +2013,112 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void 
                                        kopt_cuda_blocks_(plan, (a.count + KOPT_WARPS_ - 1) / KOPT_WARPS_),
                                        KOPT_THREADS_, stream);
     }
-    return result;
+    return kopt_cuda_end_(plan, result, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, plan == NULL ? 0 : plan->first_[KOPT_CUDA_KERNELS_]);
-    void (*kernel)(kopt_cuda_arguments_);
+    kopt_cuda_entry_ *kernel;
     uint32_t blocks;
     kopt_result result;
     if (a.control == NULL) return KOPT_ERROR_NULL;
-    kernel = plan->grad_format_ == KOPT_BF16   ? kopt_cuda_stats_kernel_<KOPT_BF16>
-             : plan->grad_format_ == KOPT_FP16 ? kopt_cuda_stats_kernel_<KOPT_FP16>
-                                               : kopt_cuda_stats_kernel_<3>;
+    kernel = kopt_cuda_stats_of_(plan);
     blocks = kopt_cuda_resident_(reinterpret_cast<const void *>(kernel), (a.count + KOPT_WARPS_ - 1) / KOPT_WARPS_);
     result = kopt_cuda_clear_memory_(
         &a.control->norm, offsetof(kopt_cuda_control_, arrived) + 4 - offsetof(kopt_cuda_control_, norm), stream);
-    return result == KOPT_OK ? kopt_cuda_launch_(kernel, a, kopt_cuda_blocks_(plan, blocks), KOPT_THREADS_, stream)
-                             : result;
+    if (result == KOPT_OK)
+        result = kopt_cuda_launch_(kernel, a, kopt_cuda_blocks_(plan, blocks), KOPT_THREADS_, stream);
+    return kopt_cuda_end_(plan, result, stream);
+}
+
+/* May these tensors take the places of those from `first` on? */
+static kopt_result kopt_cuda_check_moves_(const kopt_cuda_plan *plan, size_t first, size_t count,
+                                          const kopt_tensor *tensors) {
+    const kopt_cuda_arguments_ a = kopt_cuda_arguments_at_(plan, plan->bytes);
+    size_t i;
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
+    if (first > plan->tensors_ || count > plan->tensors_ - first) return KOPT_ERROR_BOUNDS;
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *const t = &tensors[i];
+        const kopt_cuda_tensor_ *const old = &a.tensors[a.first_round[plan->tensors_ + first + i]];
+        if (t->n != 0 && (t->weight == NULL || t->grad == NULL)) return KOPT_ERROR_NULL;
+        if (t->n != old->end - old->pad || (t->copy == NULL) != (old->copy == NULL) ||
+            (t->state == NULL) != (old->state == NULL))
+            return KOPT_ERROR_MISMATCH;
+    }
+    return KOPT_OK;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
                                                      const kopt_tensor *tensors, void *stream) {
     const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
     kopt_cuda_moves_ m;
-    kopt_result result = KOPT_OK;
+    kopt_result result;
     size_t i;
-    if (a.control == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
-    if (first > plan->tensors_ || count > plan->tensors_ - first) return KOPT_ERROR_BOUNDS;
-    for (i = 0; i < count; i++)
-        if (tensors[i].n != 0 && (tensors[i].weight == NULL || tensors[i].grad == NULL)) return KOPT_ERROR_NULL;
-    m.control = a.control;
+    if (a.control == NULL) return KOPT_ERROR_NULL;
+    result = kopt_cuda_check_moves_(plan, first, count, tensors);
     m.tensors = a.tensors;
     m.slots = a.first_round + plan->tensors_;
     for (i = 0; i < count && result == KOPT_OK; i += m.count) {
         uint32_t k;
         m.first = (uint32_t)(first + i);
-        m.count = count - i < KOPT_CUDA_MOVES_ ? (uint32_t)(count - i) : KOPT_CUDA_MOVES_;
+        m.count = KOPT_CUDA_MOVES_;
+        if (count - i < m.count) m.count = (uint32_t)(count - i);
         for (k = 0; k < m.count; k++) {
             m.to[k].weight = tensors[i + k].weight;
             m.to[k].grad = tensors[i + k].grad;
             m.to[k].state = tensors[i + k].state;
             m.to[k].copy = tensors[i + k].copy;
-            m.to[k].n = tensors[i + k].n;
         }
         result = kopt_cuda_launch_(kopt_cuda_move_kernel_, m, 1, KOPT_CUDA_MOVES_, stream);
     }
-    return result;
-}
-
-static kopt_cuda_setting_ kopt_cuda_setting_of_(const kopt_cuda_plan *plan, int which) {
-    const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
-    kopt_cuda_setting_ s = {};
-    s.control = a.control;
-    s.group = a.groups;
-    s.which = which;
-    return s;
+    return kopt_cuda_end_(plan, result, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                       void *stream) {
     kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 0);
-    if (s.control == NULL || options == NULL) return KOPT_ERROR_NULL;
-    if (!kopt_between_(options->max_norm, 0, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu))) return KOPT_ERROR_RANGE;
-    s.options = *options;
-    return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
+    kopt_result result = KOPT_ERROR_NULL;
+    if (options != NULL) {
+        const int good = kopt_between_(options->max_norm, 0, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu));
+        s.options = *options;
+        result = good ? KOPT_OK : KOPT_ERROR_RANGE;
+    }
+    return kopt_cuda_set_(plan, s, result, stream);
+}
+
+/* May an optimizer take the place of another one in a plan? */
+static int kopt_cuda_same_kind_(const kopt_optimizer *a, const kopt_optimizer *b) {
+    return a->rule == b->rule && a->weight_format == b->weight_format && a->rounding == b->rounding &&
+           a->moment_format == b->moment_format && a->moment_rounding == b->moment_rounding &&
+           a->compensation_rounding == b->compensation_rounding && kopt_moments_(a) == kopt_moments_(b) &&
+           kopt_cuda_stable_(a) == kopt_cuda_stable_(b);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
                                                         const kopt_optimizer *opt, void *stream) {
     kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 1);
-    const kopt_result result = kopt_check_options_(opt);
-    if (result != KOPT_OK) return result;
+    kopt_result result = kopt_check_options_(opt);
     if (s.control == NULL) return KOPT_ERROR_NULL;
-    if (group >= plan->groups_) return KOPT_ERROR_BOUNDS;
-    s.group += group;
-    s.opt = *opt;
-    return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
+    if (result == KOPT_OK && group >= plan->groups_) result = KOPT_ERROR_BOUNDS;
+    if (result == KOPT_OK) {
+        s.group += group;
+        s.opt = *opt;
+        if (!kopt_cuda_same_kind_(opt, &kopt_cuda_arguments_at_(plan, plan->bytes).groups[group].opt))
+            result = KOPT_ERROR_MISMATCH;
+    }
+    return kopt_cuda_set_(plan, s, result, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream) {
     kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 2);
-    if (s.control == NULL) return KOPT_ERROR_NULL;
     s.step = step;
-    return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
+    return kopt_cuda_set_(plan, s, KOPT_OK, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_plan_acknowledge(const kopt_cuda_plan *plan, void *stream) {
+    kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 4);
+    return kopt_cuda_set_(plan, s, KOPT_OK, stream);
 }
 
 KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, size_t group) {
@@ -2129,14 +2240,16 @@ static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
-                                                double scale, uint32_t *counts, void *stream) {
+                                                double scale, uint32_t *counts, const kopt_cuda_plan *plan,
+                                                void *stream) {
     kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
     kopt_environment_ environment;
     kopt_cuda_accumulation_ k;
-    kopt_cuda_setting_ s = {};
+    kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 3);
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
+    if (counts != NULL && s.control == NULL) return KOPT_ERROR_NULL;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (counts == NULL && (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu)) return KOPT_ERROR_STEP;
     k = kopt_cuda_accumulation_of_(a, const_cast<void *>(grad), grad_format, counts);
@@ -2144,13 +2257,12 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void 
     k.step.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
     kopt_leave_(&environment);
     if (a->n != 0)
-        result = kopt_cuda_launch_(a->format == KOPT_F32       ? kopt_cuda_accumulate_kernel_<KOPT_F32, KOPT_NEAREST>
-                                   : a->format == KOPT_FP16    ? kopt_cuda_accumulate_kernel_<KOPT_FP16, -1>
-                                   : a->rounding == KOPT_KAHAN ? kopt_cuda_accumulate_kernel_<KOPT_BF16, KOPT_KAHAN>
-                                                               : kopt_cuda_accumulate_kernel_<KOPT_BF16, -1>,
+        result = kopt_cuda_launch_(kopt_cuda_sum_kernels_[a->format == KOPT_F32       ? 0
+                                                          : a->format == KOPT_FP16    ? 1
+                                                          : a->rounding == KOPT_KAHAN ? 2
+                                                                                      : 3],
                                    k, kopt_cuda_grid_(k.tensor.end / 8 + 1), KOPT_THREADS_, stream);
     s.counts = counts;
-    s.which = 3;
     if (result == KOPT_OK && counts != NULL) return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
     if (result != KOPT_OK) return result;
     a->step++;
@@ -2171,6 +2283,9 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a,
 
 #endif /* KAHAN_OPT_CUDA_IMPLEMENTATION */
 
+#if defined(__cplusplus) && (defined(__GNUC__) || defined(__clang__))
+#pragma GCC diagnostic pop
+#endif
 #ifdef __NVCC__
 #pragma nv_diagnostic pop
 #endif
@@ -2185,7 +2300,6 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a,
 #if KOPT_PASS_ == KOPT_PASS_CUDA_
 #define ISA_ cuda
 #define ONE_LANE_ 1
-#define ONE_PASS_ 1
 #else
 #define ISA_ octet
 #define CORE_ONLY_ 1
@@ -2234,7 +2348,6 @@ FN_ vu32_ K_(round_u32)(vf32_ a) { /* 0 <= a < 2^31 */
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
-#define OPERATORS_ 1
 FN_ void K_(mulhilo)(vu32_ a, uint32_t b, vu32_ *high, vu32_ *low) { /* one product of 64 bits */
     asm("{ .reg .u64 product; mul.wide.u32 product, %2, %3; mov.b64 {%0, %1}, product; }"
         : "=r"(*low), "=r"(*high)

@@ -288,10 +288,9 @@ static int make(run *r, const mode *m, const size_t *sizes, size_t count, size_t
     bytes = malloc(size);
     r->device = device_new(size);
     DONE(kopt_cuda_plan_build(&r->plan, bytes, size, &group, 1));
-    DONE(kopt_cuda_plan_upload(&r->plan, r->device, bytes, stream));
+    DONE(kopt_cuda_plan_upload(&r->plan, r->device, stream));
     if (m->stats) DONE(kopt_cuda_plan_set_options(&r->plan, &options, stream));
     finish();
-    free(bytes);
     return 1;
 }
 
@@ -324,7 +323,7 @@ static void discard(run *r) {
         printf("Bail out! %s: a step was refused or skipped\n", r->mode->name);
         exit(1);
     }
-    device_free(r->memory), device_free(r->device), free(r->tensors);
+    device_free(r->memory), device_free(r->device), free(r->plan.bytes), free(r->tensors);
 }
 
 /* Two steps are those of the CPU: weights, state, copy. The header of a state block is the host's. */
@@ -503,7 +502,7 @@ typedef struct sum {
 /* The first addition does not read the sum: it is not timed. */
 static void add(void *context) {
     sum *const s = context;
-    DONE(kopt_cuda_accumulate(&s->a, s->grad, KOPT_BF16, 1, NULL, stream));
+    DONE(kopt_cuda_accumulate(&s->a, s->grad, KOPT_BF16, 1, NULL, NULL, stream));
 }
 
 static void time_accumulation(void) {

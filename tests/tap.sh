@@ -19,6 +19,17 @@ cxx_warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -
 cxx_warnings="$cxx_warnings -Werror"
 warnings="$cxx_warnings -Wmissing-prototypes"
 
+# The strict lists: all that gcc has and a header can promise, in C and in C++.
+gcc_list='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef
+    -Wcast-align=strict -Wcast-qual -Wfloat-equal -Wformat=2 -Wswitch-default -Wswitch-enum -Wlogical-op
+    -Wduplicated-cond -Wduplicated-branches -Wnull-dereference -Wunused-macros -Wredundant-decls
+    -Wmissing-declarations -Wvla -Werror'
+gcc_c="$gcc_list -Wmissing-prototypes -Wstrict-prototypes -Wold-style-definition -Wc++-compat"
+gcc_cpp="$gcc_list -Wold-style-cast -Wuseless-cast -Wzero-as-null-pointer-constant -Wextra-semi"
+# All warnings of clang except: padding (the fields are in a readable order), raw pointers (this is C), and from C++11
+# on incompatibility with C++98, which has no nullptr.
+everything='-Weverything -Werror -Wno-padded -Wno-unknown-warning-option -Wno-unsafe-buffer-usage'
+
 # Does a test change the implementation, so that it must contain it?
 has_implementation() { grep -q 'define KAHAN_OPT_STATIC\|define KOPT_' "$1"; } # has_implementation SOURCE
 

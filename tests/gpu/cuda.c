@@ -1,6 +1,7 @@
 /* cuda.c - kahan_opt_cuda.cuh gives the bits of kahan_opt.h, for every rule, format and rounding, over ragged lists of
    tensors at any alignment; plans, options, statistics, graphs and refusals are tested as well. Linked with the object
-   that nvcc made, and with NVIDIA's library for a GPU, or without one with tests/gpu/cuda_fake.c.
+   that nvcc made, and with NVIDIA's library for a GPU, or without one with tests/gpu/cuda_fake.c (then PTX_ON_CPU is
+   defined, and faults of the runtime are tested, too).
 
    Arguments: how many lists (default 400), and "no-errors" to leave out the call that fails on purpose, which
    compute-sanitizer stops at without --report-api-errors no. */
@@ -11,6 +12,9 @@
 
 #include "../unit/tap.h"
 #include "../unit/inputs.h"
+#ifdef PTX_ON_CPU
+#include "cuda_fake.h"
+#endif
 
 #include <stdlib.h>
 #include <string.h>
@@ -193,7 +197,7 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
     l->bytes = malloc(size);
     l->device = device_new(size);
     if (kopt_cuda_plan_build(&l->plan, l->bytes, size, l->groups, groups) != KOPT_OK) abort();
-    if (made(kopt_cuda_plan_upload(&l->plan, l->device, l->bytes, stream)) != KOPT_OK) abort();
+    if (made(kopt_cuda_plan_upload(&l->plan, l->device, stream)) != KOPT_OK) abort();
 }
 
 /* Equal, where every NaN is equal to every other: nothing is promised of payloads in copies and conversions. */
@@ -328,14 +332,9 @@ static void moves(int lists) {
                 }
                 bad += kopt_cuda_plan_set_arrays(&l.plan, first, l.counts[g], l.tensors[1][g], stream) != KOPT_OK;
             }
-            bad += kopt_cuda_plan_set_arrays(&l.plan, first, 1, l.tensors[1][0], stream) != KOPT_ERROR_BOUNDS;
             bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
             new_gradients(&l, 200);
         }
-        l.tensors[1][0][0].n++;
-        bad += made(kopt_cuda_plan_set_arrays(&l.plan, 0, 1, l.tensors[1][0], stream)) != KOPT_OK ||
-               kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_MISMATCH;
-        l.tensors[1][0][0].n--;
         discard(&l);
     }
     ok(bad == 0, "%d lists whose arrays move before each step: %d differ from the CPU", lists, bad);
@@ -352,7 +351,7 @@ static void shards_equal(void) {
     kopt_tensor t, shards[10];
     kopt_cuda_group group = {NULL, NULL, 10};
     kopt_cuda_plan plan;
-    void *bytes;
+    unsigned char *bytes;
     size_t i, size, bad = 0;
     for (i = 0; i < N; ++i) {
         whole[i] = part[i] = (uint16_t)draw(KOPT_BF16, -6, 0, 0, 1000);
@@ -369,9 +368,9 @@ static void shards_equal(void) {
     }
     group.opt = &o, group.tensors = shards;
     size = kopt_cuda_plan_size(&group, 1);
-    bytes = device_new(size);
-    kopt_cuda_plan_build(&plan, bytes, size, &group, 1);
-    plan.device = bytes; /* a plan may be used where it is */
+    bytes = device_new(2 * size); /* of the host and of the GPU */
+    bad += kopt_cuda_plan_build(&plan, bytes, size, &group, 1) != KOPT_OK;
+    bad += kopt_cuda_plan_upload(&plan, bytes + size, stream) != KOPT_OK;
     for (i = 0; i < 5; ++i) {
         bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK;
         bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
@@ -413,9 +412,9 @@ static void statistics(int lists) {
 static void *plan_of_one_block(kopt_cuda_plan *plan, const kopt_optimizer *o, const kopt_tensor *t) {
     const kopt_cuda_group g = {o, t, 1};
     const size_t size = kopt_cuda_plan_size(&g, 1);
-    void *const bytes = device_new(size);
+    unsigned char *const bytes = device_new(2 * size); /* of the host and of the GPU */
     if (kopt_cuda_plan_build(plan, bytes, size, &g, 1) != KOPT_OK) abort();
-    plan->device = bytes; /* a plan may be used where it is */
+    if (kopt_cuda_plan_upload(plan, bytes + size, stream) != KOPT_OK) abort();
     plan->blocks = 1;
     return bytes;
 }
@@ -565,19 +564,346 @@ static void options(void) {
     ok(bad == 0,
        "learning rate, loss scale, clipping (%d groups), skipped steps (%d), new hyper-parameters: as on the CPU",
        clips, skips);
-
-    make(&l, 1, 2, 100, 100);
-    l.opt[0].rounding = (kopt_rounding)((l.opt[0].rounding + 1) % 5);
-    bad = made(kopt_cuda_plan_set_optimizer(&l.plan, 0, &l.opt[0], stream)) != KOPT_OK;
-    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_MISMATCH;
-    bad += kopt_cuda_plan_set_optimizer(&l.plan, 1, &l.opt[0], NULL) != KOPT_ERROR_BOUNDS;
-    bad += made(kopt_cuda_plan_set_step(&l.plan, 0xfffffffe, stream)) != KOPT_OK ||
-           made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
-    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_OK || made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
-    bad += kopt_cuda_plan_status(&l.plan)->result != KOPT_ERROR_STEP || kopt_cuda_plan_status(&l.plan)->steps != 1;
-    discard(&l);
-    ok(bad == 0, "another rounding is a mismatch; the last step number is the last");
 }
+
+/* Is a step skipped, with this result, and does it change nothing? */
+static int skips(list *l, kopt_result result) {
+    const kopt_cuda_status *const status = kopt_cuda_plan_status(&l->plan);
+    const kopt_cuda_status before = *status;
+    size_t g;
+    int bad = made(kopt_cuda_plan_step(&l->plan, stream)) != KOPT_OK;
+    bad += status->result != (uint32_t)result || status->skipped != 1;
+    bad += status->skips != before.skips + 1 || status->steps != before.steps;
+    for (g = 0; g < l->group_count; ++g) bad += *kopt_cuda_plan_steps(&l->plan, g) != l->opt[g].step;
+    return bad == 0 && differences(l, 1) == 0;
+}
+
+/* Is a step made, as on the CPU? */
+static int steps(list *l) {
+    const kopt_cuda_status *const status = kopt_cuda_plan_status(&l->plan);
+    cpu_step(l);
+    return made(kopt_cuda_plan_step(&l->plan, stream)) == KOPT_OK && status->result == KOPT_OK &&
+           status->skipped == 0 && differences(l, 1) == 0;
+}
+
+/* Numbers in GPU memory that no step can be made with, and that a flag may have. */
+static void bad_numbers(void) {
+    static const struct {
+        float lr, loss_scale, found_inf;
+        kopt_result result; /* of a step that is skipped */
+    } cases[] = {
+        {-1, 1, 0, KOPT_ERROR_RANGE},
+        {-1e-30f, 1, 0, KOPT_ERROR_RANGE},
+        {3.2e38f, 1, 0, KOPT_ERROR_RANGE},
+        {INFINITY, 1, 0, KOPT_ERROR_RANGE},
+        {-INFINITY, 1, 0, KOPT_ERROR_RANGE},
+        {NAN, 1, 0, KOPT_ERROR_RANGE},
+        {-NAN, 1, 0, KOPT_ERROR_RANGE},
+        {0.01f, 0, 0, KOPT_ERROR_RANGE},
+        {0.01f, NAN, 0, KOPT_ERROR_RANGE},
+        {0.01f, 1, 1, KOPT_OK},
+        {0.01f, 1, 2, KOPT_OK},
+        {0.01f, 1, -2, KOPT_OK},
+        {0.01f, 1, 1e-45f, KOPT_OK},
+        {0.01f, 1, INFINITY, KOPT_OK},
+        {0.01f, 1, NAN, KOPT_OK},
+    };
+    static list l;
+    size_t i, g;
+    int bad = 0;
+    float *const lr = device_new(3 * sizeof *lr);
+    const kopt_cuda_options options = {0, 0, lr, lr + 1, lr + 2};
+    make(&l, 3, 3, 300, 100);
+    bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK;
+    for (i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        lr[0] = cases[i].lr, lr[1] = cases[i].loss_scale, lr[2] = cases[i].found_inf;
+        if (!skips(&l, cases[i].result)) note("bad number %d", (int)i), ++bad;
+        lr[0] = 0.0625f, lr[1] = 1, lr[2] = i & 1 ? -0.0f : 0; /* the next step is made */
+        for (g = 0; g < l.group_count; ++g) l.opt[g].lr = 0.0625;
+        bad += !steps(&l);
+    }
+    discard(&l), device_free(lr);
+    ok(bad == 0, "NaN, infinite and negative rates, a loss scale of 0, a flag that is neither 0 nor 1: skipped");
+}
+
+/* ---- Errors stop a plan ------------------------------------------------------------------------------------------ */
+
+/* Does a call that returned `result` stop the plan with this error, until it is acknowledged? */
+static int stops(list *l, kopt_result returned, kopt_result result) {
+    const kopt_cuda_status *const status = kopt_cuda_plan_status(&l->plan);
+    int good = made(returned) == result && status->result == (uint32_t)result;
+    good = skips(l, result) && skips(l, result) && good;
+    good = made(kopt_cuda_plan_acknowledge(&l->plan, stream)) == KOPT_OK && status->result == KOPT_OK && good;
+    return steps(l) && good;
+}
+
+static void refused_arrays(int lists) {
+    static list l;
+    static uint64_t nothing[2]; /* no array of the GPU: a step must not use it */
+    int bad = 0, k, what, tried = 0;
+    for (k = 0; k < lists; ++k) {
+        make(&l, 2, 3, 300, 100);
+        for (what = 0; what < 9; ++what) {
+            kopt_tensor moved[6], *const t = &moved[2 + below(2)]; /* the first two tensors are right */
+            size_t i, first = 0, count = 6;
+            kopt_result expected = KOPT_ERROR_MISMATCH;
+            for (i = 0; i < 6; ++i) {
+                moved[i] = l.tensors[1][i / 3][i % 3];
+                moved[i].weight = moved[i].grad = nothing;
+                if (moved[i].state) moved[i].state = nothing;
+                if (moved[i].copy) moved[i].copy = nothing;
+            }
+            switch (what) {
+            case 0: t->n++; break;
+            case 1: t->n--; break;
+            case 2: t->copy = t->copy ? NULL : nothing; break;
+            case 3: t->state = t->state ? NULL : nothing; break;
+            case 4: t->weight = NULL, expected = KOPT_ERROR_NULL; break;
+            case 5: t->grad = NULL, expected = KOPT_ERROR_NULL; break;
+            case 6: first = 1, expected = KOPT_ERROR_BOUNDS; break;
+            case 7: first = 7, count = 0, expected = KOPT_ERROR_BOUNDS; break;
+            default: expected = KOPT_ERROR_NULL;
+            }
+            if (what < 6 && t->n == 0 && what != 1) continue; /* its pointers do not matter */
+            bad += !stops(&l, kopt_cuda_plan_set_arrays(&l.plan, first, count, what == 8 ? NULL : moved, stream),
+                          expected);
+            ++tried;
+        }
+        discard(&l);
+    }
+    ok(bad == 0 && tried > 0, "%d moves are refused at once, and each stops the plan", tried);
+}
+
+/* An optimizer that may not take the place of `mine`, and why. KOPT_OK: this one may, or is the same. */
+enum { OTHERS = 19 };
+static kopt_result other_optimizer(kopt_optimizer *o, const kopt_optimizer *mine, int which) {
+    const kopt_optimizer rules[] = {kopt_sgd(0.01, 0), kopt_sgd(0.01, 0.9), kopt_lion(0.01),  kopt_ema(0.9),
+                                    kopt_adamw(0.01),  kopt_adan(0.01),     kopt_radam(0.01), kopt_ranger(0.01)};
+    *o = *mine;
+    if (o->rule != KOPT_EMA) o->lr = 0.5;
+    switch (which) {
+    case 8: o->weight_format = (kopt_format)((o->weight_format + 1 + below(2)) % 3); break;
+    case 9: o->rounding = (kopt_rounding)((o->rounding + 1 + below(4)) % 5); break;
+    case 10: o->moment_format = (kopt_format)((o->moment_format + 1 + below(3)) % 4); break;
+    case 11: o->moment_rounding = o->moment_rounding ? KOPT_NEAREST : KOPT_STOCHASTIC; break;
+    case 12: o->compensation_rounding = o->compensation_rounding ? KOPT_NEAREST : KOPT_STOCHASTIC; break;
+    case 13: o->amsgrad = !o->amsgrad; return o->rule == KOPT_ADAM ? KOPT_ERROR_MISMATCH : KOPT_OK;
+    case 14: o->stable = !o->stable; return o->rule == KOPT_ADAM ? KOPT_ERROR_MISMATCH : KOPT_OK;
+    case 15:
+        o->momentum = o->momentum > 0 ? 0 : 0.9, o->nesterov = 0;
+        return o->rule == KOPT_SGD ? KOPT_ERROR_MISMATCH : KOPT_OK;
+    case 16: o->lr = -1; return KOPT_ERROR_RANGE;
+    case 17: o->lr = NAN; return KOPT_ERROR_RANGE;
+    case 18: memset(o, 0, sizeof *o); return KOPT_ERROR_UNINITIALIZED;
+    default:
+        *o = rules[which];
+        o->weight_format = mine->weight_format, o->rounding = mine->rounding;
+        o->moment_format = mine->moment_format, o->moment_rounding = mine->moment_rounding;
+        o->compensation_rounding = mine->compensation_rounding;
+        return o->rule == mine->rule ? KOPT_OK : KOPT_ERROR_MISMATCH;
+    }
+    return KOPT_ERROR_MISMATCH;
+}
+
+static void refused_settings(int lists) {
+    static const kopt_cuda_options negative = {0, -1, NULL, NULL, NULL}, nan = {0, NAN, NULL, NULL, NULL};
+    static list l;
+    int bad = 0, k, which, tried = 0;
+    for (k = 0; k < lists; ++k) {
+        make(&l, 2, 2, 300, 100);
+        for (which = 0; which < OTHERS; ++which) {
+            kopt_optimizer o;
+            const kopt_result why = other_optimizer(&o, &l.opt[1], which);
+            if (why == KOPT_OK) continue;
+            if (!stops(&l, kopt_cuda_plan_set_optimizer(&l.plan, 1, &o, stream), why))
+                note("optimizer %d in place of rule %d", which, (int)l.opt[1].rule), ++bad;
+            ++tried;
+        }
+        bad += !stops(&l, kopt_cuda_plan_set_optimizer(&l.plan, 2, &l.opt[1], stream), KOPT_ERROR_BOUNDS);
+        bad += !stops(&l, kopt_cuda_plan_set_optimizer(&l.plan, 0, NULL, stream), KOPT_ERROR_NULL);
+        bad += !stops(&l, kopt_cuda_plan_set_options(&l.plan, NULL, stream), KOPT_ERROR_NULL);
+        bad += !stops(&l, kopt_cuda_plan_set_options(&l.plan, &negative, stream), KOPT_ERROR_RANGE);
+        bad += !stops(&l, kopt_cuda_plan_set_options(&l.plan, &nan, stream), KOPT_ERROR_RANGE);
+        discard(&l);
+    }
+    ok(bad == 0 && tried > 0, "%d optimizers, and options, are refused at once, and each stops the plan", tried);
+}
+
+static void stopped_plans(void) {
+    static list l;
+    int bad = 0;
+    float *const lr = device_new(sizeof *lr);
+    uint32_t *const counts = device_new(8);
+    float *const sum = device_new(40), *const grad = device_new(40);
+    kopt_accumulator a = kopt_accumulator_of(sum, KOPT_F32, NULL, 10);
+    kopt_cuda_options options = {1, 0, lr, NULL, NULL};
+    cudaGraph_t graph[2];
+    cudaGraphExec_t replay[2];
+    const kopt_cuda_status *status;
+    kopt_optimizer other;
+    size_t i;
+    make(&l, 2, 3, 300, 1u << 31);
+    status = kopt_cuda_plan_status(&l.plan);
+    other = l.opt[1], other.rounding = (kopt_rounding)((other.rounding + 1) % 5);
+
+    /* the first error stays, whatever comes then */
+    bad += made(kopt_cuda_plan_set_optimizer(&l.plan, 1, &other, stream)) != KOPT_ERROR_MISMATCH;
+    bad += made(kopt_cuda_plan_set_optimizer(&l.plan, 2, &other, stream)) != KOPT_ERROR_BOUNDS;
+    bad += made(kopt_cuda_plan_set_optimizer(&l.plan, 1, &l.opt[1], stream)) != KOPT_OK;
+    *lr = -1; /* steps that would be refused otherwise, too: no measure, a bad rate */
+    bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK || !skips(&l, KOPT_ERROR_MISMATCH);
+    bad += made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK || !skips(&l, KOPT_ERROR_MISMATCH);
+    options.check_finite = 0, options.lr = NULL;
+    bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK || !skips(&l, KOPT_ERROR_MISMATCH);
+    bad += made(kopt_cuda_plan_set_step(&l.plan, 7, stream)) != KOPT_OK;
+    l.opt[0].step = l.opt[1].step = 7;
+    bad += !skips(&l, KOPT_ERROR_MISMATCH);
+    bad += made(kopt_cuda_plan_acknowledge(&l.plan, stream)) != KOPT_OK || !steps(&l) || !steps(&l);
+    ok(bad == 0, "the first error stays until it is acknowledged, through settings and other errors");
+
+    /* upload ends it, too, and begins again with what plan_build() was given */
+    bad = made(kopt_cuda_plan_set_optimizer(&l.plan, 1, &other, stream)) != KOPT_ERROR_MISMATCH;
+    bad += !skips(&l, KOPT_ERROR_MISMATCH);
+    bad += made(kopt_cuda_plan_upload(&l.plan, l.device, stream)) != KOPT_OK || status->skips != 0;
+    bad += made(kopt_cuda_plan_set_step(&l.plan, l.opt[0].step, stream)) != KOPT_OK || !steps(&l);
+    ok(bad == 0, "an upload ends an error");
+
+    /* sums that are counted on the GPU */
+    for (bad = 0, i = 0; i < 10; ++i) sum[i] = grad[i] = (float)i;
+    for (i = 0; i < 2; ++i) {
+        counts[i] = 0xffffffff, counts[1 - i] = 5;
+        bad += made(kopt_cuda_accumulate(&a, grad, KOPT_F32, 1, counts, &l.plan, stream)) != KOPT_OK;
+        bad += counts[i] != 0xffffffff || counts[1 - i] != 5 || sum[9] != 9;
+        bad += !stops(&l, (kopt_result)status->result, KOPT_ERROR_STEP);
+    }
+    bad += kopt_cuda_accumulate(&a, grad, KOPT_F32, 1, counts, NULL, stream) != KOPT_ERROR_NULL;
+    ok(bad == 0, "an addition that the GPU cannot count stops the plan");
+
+    /* in a graph: the capture of a call that is refused says so at once, and each replay stops the plan */
+    for (bad = 0, i = 0; i < 2; ++i) {
+        bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+        if (i == 0)
+            bad += kopt_cuda_plan_set_optimizer(&l.plan, 1, &other, stream) != KOPT_ERROR_MISMATCH;
+        else
+            bad += kopt_cuda_plan_acknowledge(&l.plan, stream) != KOPT_OK;
+        bad += kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
+        bad += cudaStreamEndCapture(stream, &graph[i]) != cudaSuccess;
+        bad += cudaGraphInstantiate(&replay[i], graph[i], 0) != cudaSuccess;
+    }
+    bad += !steps(&l);
+    for (i = 0; i < 4; ++i) {
+        const uint64_t skipped = status->skips;
+        bad += cudaGraphLaunch(replay[i & 1], stream) != cudaSuccess;
+        if (i & 1) cpu_step(&l);
+        finish();
+        bad += status->skips != skipped + !(i & 1) || differences(&l, 1) != 0;
+    }
+    for (i = 0; i < 2; ++i) cudaGraphExecDestroy(replay[i]), cudaGraphDestroy(graph[i]);
+
+    bad += made(kopt_cuda_plan_set_step(&l.plan, 0xfffffffe, stream)) != KOPT_OK;
+    l.opt[0].step = l.opt[1].step = 0xfffffffe;
+    bad += !steps(&l) || !skips(&l, KOPT_ERROR_STEP) || !skips(&l, KOPT_ERROR_STEP);
+    ok(bad == 0, "graphs stop a plan and let it go on; the last step number is the last");
+    discard(&l), device_free(lr), device_free(counts), device_free(sum), device_free(grad);
+}
+
+#ifdef PTX_ON_CPU
+/* After an upload nothing is loaded: not by calls with the plan, not in a capture. */
+static void loads(int lists) {
+    static list l;
+    enum { NO_MEMORY = 2, NO_IMAGE = 209 };
+    int bad = 0, k, f, kernels = 0, plans = 0;
+    memset(used, 0, sizeof used);
+    for (k = 0; k < lists || (kernels < KOPT_CUDA_KERNELS_ && k < 10000); ++k) {
+        const kopt_cuda_options options = {1, 1e9, NULL, NULL, NULL};
+        uint32_t *counts;
+        uint16_t *sum, *rest;
+        float *out;
+        cudaGraph_t graph;
+        cudaGraphExec_t replay;
+        size_t g, first = 0;
+        int fresh;
+        ptx_unload();
+        make(&l, 1 + below(GROUPS), 1 + below(3), 200, 1u << 31);
+        fresh = use(&l.plan), kernels += fresh;
+        if (fresh == 0 && k >= lists) {
+            discard(&l);
+            continue;
+        }
+        ++plans;
+        counts = device_new(8), sum = device_new(80), rest = device_new(40), out = device_new(80);
+        counts[0] = counts[1] = 0, memset(sum, 0, 80);
+        ptx_fail_loads(NO_MEMORY);
+        bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
+        bad += kopt_cuda_plan_set_options(&l.plan, &options, stream) != KOPT_OK;
+        bad += kopt_cuda_plan_acknowledge(&l.plan, stream) != KOPT_OK;
+        for (g = 0; g < l.group_count; first += l.counts[g], ++g) {
+            bad += kopt_cuda_plan_set_optimizer(&l.plan, g, &l.opt[g], stream) != KOPT_OK;
+            bad += kopt_cuda_plan_set_arrays(&l.plan, first, l.counts[g], l.tensors[1][g], stream) != KOPT_OK;
+        }
+        for (f = 0; f < 4; ++f) {
+            kopt_accumulator a = kopt_accumulator_of(sum, f == 3 ? KOPT_BF16 : (kopt_format)f, rest, 20);
+            if (f == 3) a.rounding = KOPT_EXACT;
+            bad += kopt_cuda_accumulate(&a, sum, a.format, 1, counts, &l.plan, stream) != KOPT_ERROR_OVERLAP;
+            bad += kopt_cuda_accumulate(&a, out, a.format, 1, counts, &l.plan, stream) != KOPT_OK;
+            bad += kopt_cuda_accumulator_read(&a, out, counts, stream) != KOPT_OK;
+        }
+        bad += kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK || kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
+        bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
+        bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess || cudaGraphLaunch(replay, stream) != cudaSuccess;
+        cpu_step(&l), finish();
+        bad += differences(&l, 1) != 0 || kopt_cuda_plan_status(&l.plan)->result != KOPT_OK;
+        cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+
+        /* the errors of loading are those of the upload */
+        l.plan.device = NULL;
+        ptx_unload(), ptx_fail_loads(k % 2 ? NO_MEMORY : NO_IMAGE);
+        bad += made(kopt_cuda_plan_upload(&l.plan, l.device, stream)) != (k % 2 ? KOPT_ERROR_DEVICE : KOPT_ERROR_ISA);
+        bad += l.plan.device != NULL || differences(&l, 1) != 0;
+        ptx_fail_loads(0);
+        discard(&l), device_free(counts), device_free(sum), device_free(rest), device_free(out);
+    }
+    ok(bad == 0 && kernels == KOPT_CUDA_KERNELS_,
+       "an upload loads what calls with the plan launch (%d plans, %d kernels of steps), or says why not", plans,
+       kernels);
+}
+
+/* A launch that fails stops the plan: what was begun does not go on. */
+static void failing_launches(void) {
+    static list l;
+    static kopt_tensor all[GROUPS * TENSORS];
+    int bad = 0, n, failed = 1, halves = 0;
+    size_t i;
+    for (n = 1; failed; ++n) {
+        const kopt_cuda_status *status;
+        uint64_t skipped, k;
+        noise_state = 6;
+        make(&l, 3, 2, 300, 1u << 31);
+        status = kopt_cuda_plan_status(&l.plan);
+        ptx_fail_launch(n);
+        failed = made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+        ptx_fail_launch(0);
+        if (failed) {
+            bad += status->result != KOPT_ERROR_DEVICE;
+            halves += differences(&l, 0) != 0;
+            for (k = 0, skipped = status->skips; k < 2; ++k)
+                bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK;
+            bad += status->result != KOPT_ERROR_DEVICE || status->skips != skipped + 2;
+        }
+        discard(&l);
+    }
+    make(&l, GROUPS, TENSORS, 20, 100);
+    for (i = 0; i < GROUPS * TENSORS; ++i) all[i] = l.tensors[1][i / TENSORS][i % TENSORS];
+    ptx_fail_launch(2);
+    bad += !stops(&l, kopt_cuda_plan_set_arrays(&l.plan, 0, GROUPS * TENSORS, all, stream), KOPT_ERROR_DEVICE);
+    ptx_fail_launch(1);
+    bad += !stops(&l, kopt_cuda_plan_set_step(&l.plan, 3, stream), KOPT_ERROR_DEVICE);
+    ptx_fail_launch(1);
+    bad += !stops(&l, kopt_cuda_plan_measure(&l.plan, stream), KOPT_ERROR_DEVICE);
+    discard(&l);
+    ok(bad == 0 && halves > 0, "a failed launch, %d of a step (%d left half of it), stops the plan", n - 2, halves);
+}
+#endif
 
 /* ---- Refusals, conversions -------------------------------------------------------------------------------------- */
 
@@ -645,17 +971,22 @@ static void refusals(void) {
         kopt_cuda_plan_step(&plan, NULL) != KOPT_ERROR_NULL || kopt_cuda_plan_measure(&plan, NULL) != KOPT_ERROR_NULL;
     fails += kopt_cuda_plan_norm(&plan, NULL) != NULL || kopt_cuda_plan_status(&plan) != NULL ||
              kopt_cuda_plan_step(NULL, NULL) != KOPT_ERROR_NULL;
-    fails += kopt_cuda_plan_upload(&plan, NULL, bytes, NULL) != KOPT_ERROR_NULL;
-    fails += kopt_cuda_plan_upload(&plan, copy + 1, bytes, NULL) != KOPT_ERROR_OPTION || plan.device != NULL;
+    fails += kopt_cuda_plan_set_step(&plan, 1, NULL) != KOPT_ERROR_NULL ||
+             kopt_cuda_plan_acknowledge(&plan, NULL) != KOPT_ERROR_NULL ||
+             kopt_cuda_plan_acknowledge(NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_set_optimizer(&plan, 0, &o, NULL) != KOPT_ERROR_NULL ||
+             kopt_cuda_plan_set_options(&plan, NULL, NULL) != KOPT_ERROR_NULL;
+    fails += kopt_cuda_plan_upload(&plan, NULL, NULL) != KOPT_ERROR_NULL || plan.bytes != bytes;
+    fails += kopt_cuda_plan_upload(&plan, copy + 1, NULL) != KOPT_ERROR_OPTION || plan.device != NULL;
     ok(fails == 0, "a plan writes its bytes and no others, and nothing runs before it is on the device");
 
     fails = kopt_cuda_plan_size(NULL, 0) == 0 || kopt_cuda_plan_build(&plan, bytes, size, NULL, 0) != KOPT_OK;
-    plan.device = bytes;
+    fails += kopt_cuda_plan_upload(&plan, bytes + 16000, stream) != KOPT_OK;
     fails +=
         made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
     t.n = 0, t.weight = t.grad = t.state = NULL;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
-    plan.device = bytes;
+    fails += kopt_cuda_plan_upload(&plan, bytes + 16000, stream) != KOPT_OK;
     fails +=
         made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
     ok(fails == 0, "no tensors, and a tensor without elements, are fine");
@@ -666,7 +997,12 @@ static void refusals(void) {
 
 /* Sums of several micro-batches, twice, of any format, rounding and alignment; counted on the host or on the device. */
 static void accumulations(int lists) {
-    int k, step, bad = 0;
+    const size_t size_of_plan = kopt_cuda_plan_size(NULL, 0);
+    unsigned char *const memory = device_new(2 * size_of_plan);
+    kopt_cuda_plan plan;
+    int k, step,
+        bad = kopt_cuda_plan_build(&plan, memory, size_of_plan, NULL, 0) != KOPT_OK ||
+              kopt_cuda_plan_upload(&plan, memory + size_of_plan, stream) != KOPT_OK;
     for (k = 0; k < lists; ++k) {
         const kopt_format f = (kopt_format)below(3), g = (kopt_format)below(3);
         const size_t n = below(8) ? below(900) : below(9), shift = below(2) ? 0 : below(16),
@@ -695,18 +1031,22 @@ static void accumulations(int lists) {
             bad += !same((void *)out, (void *)out2, KOPT_F32, n);
             fill(grad + grad_shift, g, n, -10, 2, 0, rare);
             bad += kopt_accumulate(&a, grad + grad_shift, g, scale) != KOPT_OK;
-            bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, scale, there, stream)) != KOPT_OK;
+            bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, scale, there, &plan, stream)) != KOPT_OK;
             bad += memcmp(sum, sum2 + shift, size) != 0;
             if (a.residual) bad += memcmp(rest, rest2 + shift, 2 * n) != 0;
             bad += there ? counts[0] != a.count || counts[1] != a.step || b.count != 0 || b.step != 0
                          : a.count != b.count || a.step != b.step;
         }
+        bad += kopt_cuda_plan_status(&plan)->result != KOPT_OK;
         counts[0] = 1, counts[1] = 0xffffffff; /* the end of a count: nothing moves */
-        bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, 1, counts, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, 1, counts, &plan, stream)) != KOPT_OK;
+        bad += kopt_cuda_plan_status(&plan)->result != KOPT_ERROR_STEP;
+        bad += made(kopt_cuda_plan_acknowledge(&plan, stream)) != KOPT_OK;
         bad += memcmp(sum, sum2 + shift, size) != 0 || counts[0] != 1 || counts[1] != 0xffffffff;
         free(sum), free(rest), free(out), device_free(sum2), device_free(rest2), device_free(grad), device_free(out2),
             device_free(counts);
     }
+    device_free(memory);
     ok(bad == 0, "%d accumulators, two sums of three gradients each: sums, residuals and what is read are the CPU's",
        lists);
 }
@@ -770,13 +1110,18 @@ static void accumulation_graph(void) {
     unsigned char *const grad = device_new(2 * N), *const sum = device_new(2 * N), *const rest = device_new(2 * N);
     uint32_t *const counts = device_new(8);
     kopt_accumulator a = kopt_accumulator_of(malloc(2 * N), KOPT_BF16, malloc(2 * N), N), b = a;
+    const size_t size = kopt_cuda_plan_size(NULL, 0);
+    unsigned char *const memory = device_new(2 * size);
+    kopt_cuda_plan plan;
     cudaGraph_t graph;
     cudaGraphExec_t replay;
     int k, bad = 0;
     b.sum = sum, b.residual = rest;
     counts[0] = counts[1] = 0;
+    bad += kopt_cuda_plan_build(&plan, memory, size, NULL, 0) != KOPT_OK ||
+           kopt_cuda_plan_upload(&plan, memory + size, stream) != KOPT_OK;
     bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
-    bad += kopt_cuda_accumulate(&b, grad, KOPT_BF16, 0.5, counts, stream) != KOPT_OK;
+    bad += kopt_cuda_accumulate(&b, grad, KOPT_BF16, 0.5, counts, &plan, stream) != KOPT_OK;
     bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
     bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
     for (k = 0; k < 6; ++k) {
@@ -790,6 +1135,7 @@ static void accumulation_graph(void) {
     }
     cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
     free(a.sum), free(a.residual), device_free(grad), device_free(sum), device_free(rest), device_free(counts);
+    device_free(memory);
     ok(bad == 0, "a captured accumulation, replayed: %d differ from the CPU", bad);
 }
 
@@ -823,10 +1169,18 @@ int main(int argc, char **argv) {
     full_slots();
     full_ratios();
     options();
+    bad_numbers();
+    refused_arrays(lists / 25);
+    refused_settings(lists / 25);
+    stopped_plans();
     refusals();
     accumulations(lists);
     graphs();
     accumulation_graph();
+#ifdef PTX_ON_CPU
+    loads(lists / 25);
+    failing_launches();
+#endif
     if (argc <= 2 || strcmp(argv[2], "no-errors") != 0) foreign_errors();
     return done();
 }

@@ -128,14 +128,37 @@ if [ -z "$clang" ]; then missing "no clang that compiles CUDA"; else
     for source in plain vmath; do
         turn 2 || continue
         $clang -x cuda -fsyntax-only --cuda-path="$root" --cuda-gpu-arch=sm_90 -I. -I$out -Wno-unknown-cuda-version \
-            -Wall -Werror $out/$source.cu >$out/log 2>&1
-        report $? "$source: $clang accepts it as CUDA, for the GPU and the host"
+            $everything -Wno-c++98-compat -Wno-c++98-compat-pedantic $out/$source.cu >$out/log 2>&1
+        report $? "$source: $clang accepts it as CUDA, for the GPU and the host, without any warning"
     done
 fi
 { # one kernel of each kind is enough for what only the front end sees
     echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(0, 2, -1, 2)'
     cat $out/plain.cu
 } >$out/few.cu
+# The strict lists of the host's compiler. nvcc's headers and what it makes of device functions warn, too: only what is
+# said of our files counts, and not that nvcc writes line directives like gcc.
+strict() { # strict COMPILER LIST
+    $nvcc -I. -arch=compute_75 -DKAHAN_OPT_VMATH -ccbin $1 -Xcompiler "$(echo $2 -Wno-error | tr ' ' ,)" -c \
+        -o $out/few.o $out/few.cu >$out/all 2>&1
+    status=$?
+    grep -E 'kahan_opt(_cuda)?\.c?uh?h?:[0-9:]+ (warning|error)' $out/all >$out/ours
+    grep -v 'line directive\|-gnu-line-marker' $out/ours >$out/log
+    [ $status = 0 ] && ! test -s $out/log && grep -q kahan_opt_cuda.cuh $out/ours
+    report $? "the strict list of $1, through nvcc"
+}
+! command -v g++ >/dev/null || strict g++ "$gcc_cpp"
+[ -z "$clang" ] || ! turn 2 || strict $clang "$everything -Wno-c++98-compat -Wno-c++98-compat-pedantic -Wno-comma
+    -Wno-unreachable-code -Wno-unused-function -Wno-unused-template -Wno-missing-noreturn -Wno-reserved-identifier"
+more() { # more N FLAG...: with N more scalars, one does not fit into what kernels load: it must not compile
+    sed "s/^    vf32_ slow_scale;/    vf32_ more[$1]; &/" kahan_opt.h >$out/more.h
+    shift
+    $nvcc -I. -I$out -DKAHAN_OPT_SELF='"more.h"' "$@" -arch=compute_75 -ptx -o $out/more.ptx $out/few.cu >$out/log 2>&1
+    [ $? != 0 ] && grep -q "kahan_opt_cuda.cuh($(sed -n /kopt_cuda_scalars_fit_/= kahan_opt_cuda.cuh)): error" $out/log
+    report $? "scalars that kernels do not load: refused by the compiler $*"
+}
+more 3
+more 1 -DKAHAN_OPT_VMATH
 for flags in -std=c++17 "-std=c++20 -rdc=true"; do
     turn 2 || continue
     $nvcc -I. $flags -O3 -Werror all-warnings -arch=compute_75 -c -o $out/few.o $out/few.cu >$out/log 2>&1
@@ -197,7 +220,8 @@ on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE
     [ $on = plain ] || define=-DKAHAN_OPT_VMATH
     {
         python3 tests/gpu/ptx.py $out/$on.ptx $halves.1.c $halves.2.c &&
-            ${CC:-cc} -std=c99 -O2 $define -isystem "$root/include" -c -o $out/$on.test.o tests/gpu/cuda.c && {
+            ${CC:-cc} -std=c99 -O2 -DPTX_ON_CPU $define -isystem "$root/include" -c -o $out/$on.test.o \
+                tests/gpu/cuda.c && {
             from_c $halves.1 &
             from_c $halves.2 && wait $!
         } && ${CC:-cc} -o $out/$on.cpu $out/$on.test.o $out/$on.o $halves.1.o $halves.2.o $out/fake.o -lm

@@ -95,7 +95,7 @@ static double measured(const mode *m) {
     size_t state_size, size, failed = 0;
     unsigned char *weight, *grad, *state;
     uint64_t before;
-    void *bytes;
+    unsigned char *bytes;
     kopt_tensor t;
     kopt_cuda_group g = {NULL, NULL, 1};
     kopt_cuda_plan plan;
@@ -111,9 +111,9 @@ static double measured(const mode *m) {
     failed += kopt_state_init(&o, &t, NULL) != KOPT_OK;
     g.opt = &o, g.tensors = &t;
     size = kopt_cuda_plan_size(&g, 1);
-    bytes = device_new(size);
+    bytes = device_new(2 * size); /* of the host and of the GPU */
     failed += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
-    plan.device = bytes;
+    failed += kopt_cuda_plan_upload(&plan, bytes + size, NULL) != KOPT_OK;
     failed += kopt_cuda_plan_step(&plan, NULL) != KOPT_OK || cudaDeviceSynchronize() != cudaSuccess;
     before = ptx_instructions();
     ptx_profile(NULL);
@@ -138,13 +138,13 @@ static unsigned long prologue(uint32_t steps, int clipped) {
     kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, n, state, state_size);
     const kopt_cuda_group g = {&o, &t, 1};
     const size_t size = kopt_cuda_plan_size(&g, 1);
-    void *const bytes = device_new(size);
+    unsigned char *const bytes = device_new(2 * size);
     kopt_cuda_plan plan;
     size_t failed;
     fill(weight, KOPT_BF16, n), fill(grad, KOPT_BF16, n);
     failed = kopt_state_init(&o, &t, NULL) != KOPT_OK;
     failed += kopt_cuda_plan_build(&plan, bytes, size, &g, 1) != KOPT_OK;
-    plan.device = bytes;
+    failed += kopt_cuda_plan_upload(&plan, bytes + size, NULL) != KOPT_OK;
     if (clipped) failed += kopt_cuda_plan_set_options(&plan, &options, NULL) != KOPT_OK;
     failed += kopt_cuda_plan_set_step(&plan, steps, NULL) != KOPT_OK;
     if (clipped) failed += kopt_cuda_plan_measure(&plan, NULL) != KOPT_OK;

@@ -63,7 +63,7 @@ static void make_plan(made_plan *p, const kopt_optimizer *opt, const kopt_tensor
     const size_t size = kopt_cuda_plan_size(&group, 1);
     p->bytes = malloc(size), p->device = device_new(size);
     DONE(kopt_cuda_plan_build(&p->plan, p->bytes, size, &group, 1));
-    DONE(kopt_cuda_plan_upload(&p->plan, p->device, p->bytes, stream));
+    DONE(kopt_cuda_plan_upload(&p->plan, p->device, stream));
 }
 
 static void discard_plan(made_plan *p) {

@@ -10,8 +10,9 @@
        and a fence: the pattern of the last block. At most two readers of a byte are remembered.
    New memory is full of noise: cudaMalloc's, and the shared memory of each block. Work waits in its stream until
    something synchronizes; streams that nothing orders run the newest first. During a capture, what allocates, frees,
-   copies at once or synchronizes is refused and ends the capture. Copies from pageable memory are recorded with their
-   address, and are done at once outside of a capture.
+   copies at once or synchronizes is refused and ends the capture. A kernel is loaded by cudaFuncGetAttributes() or by
+   its first launch, which a capture refuses, too. Copies from pageable memory are recorded with their address, and are
+   done at once outside of a capture.
 
    Not modelled: ptxas and what it makes of the PTX, memory order beyond the above, speed, more than one device or host
    thread, dynamic shared memory, grids of more than one dimension. Results hold for one order of threads and blocks. */
@@ -29,7 +30,7 @@ enum { PARAMS = 8, THREADS = 1024, STACK = 1 << 18, FRAMES = 1 << 14, SHARED = 1
 typedef struct kernel {
     const char *name;
     void (*run)(thread_ *);
-    int params, waits;
+    int params, waits, loaded;
     uint32_t sizes[PARAMS], shared;
     const void *host;
     uint64_t longest;
@@ -46,7 +47,7 @@ void kernel_(const char *name, void (*run)(thread_ *), int params, const uint32_
     while (k < kernels + kernel_count && strcmp(k->name, name) != 0) ++k; /* a later one takes the place */
     if (k == kernels + kernel_count) ++kernel_count;
     if (kernel_count > 1000 || params > PARAMS || shared > SHARED) printf("Bail out! too large: %s\n", name), exit(1);
-    k->name = name, k->run = run, k->params = params, k->waits = waits, k->shared = shared;
+    k->name = name, k->run = run, k->params = params, k->waits = waits, k->shared = shared, k->loaded = 0;
     memcpy(k->sizes, sizes, (size_t)params * sizeof *sizes);
 }
 
@@ -618,11 +619,37 @@ int __cudaPushCallConfiguration(void) { abort(); }
 int __cudaGetKernel(void) { abort(); }
 int __cudaLaunchKernel(void) { abort(); }
 
+static int load_error, launches_left;
+
+void ptx_unload(void) {
+    for (int i = 0; i < kernel_count; ++i) kernels[i].loaded = 0;
+}
+void ptx_fail_loads(int code) { load_error = code; }
+void ptx_fail_launch(int n) { launches_left = n; }
+
+/* The kernel of this function, loaded. */
+static int load(kernel **k, const void *host) {
+    *k = NULL;
+    for (int i = 0; i < kernel_count; ++i)
+        if (kernels[i].host == host) *k = &kernels[i];
+    if (*k == NULL) return INVALID_FUNCTION;
+    if ((*k)->loaded) return 0;
+    if (load_error) return load_error;
+    if (refused()) return CAPTURE_UNSUPPORTED;
+    (*k)->loaded = 1;
+    return 0;
+}
+
+int cudaFuncGetAttributes(void *attributes, const void *host) { /* nobody reads the attributes */
+    kernel *k;
+    return (void)attributes, error(load(&k, host));
+}
+
 int cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arguments, size_t dynamic, void *handle) {
     node n = {.kind = LAUNCH, .blocks = grid.x, .ntid = block.x};
-    for (int i = 0; i < kernel_count; ++i)
-        if (kernels[i].host == host) n.k = &kernels[i];
-    if (n.k == NULL) return error(INVALID_FUNCTION);
+    const int code = load(&n.k, host);
+    if (code) return error(code);
+    if (launches_left && --launches_left == 0) return error(NO_MEMORY);
     if (grid.y != 1 || grid.z != 1 || block.y != 1 || block.z != 1 || dynamic)
         fail(NULL, "not modelled: dimensions or dynamic shared memory", 0);
     if (grid.x == 0 || grid.x >> 31 || block.x == 0 || block.x > THREADS) return error(INVALID_CONFIGURATION);

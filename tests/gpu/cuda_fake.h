@@ -73,6 +73,12 @@ uint64_t ptx_longest_thread(const char *kernel);
    if it is not NULL. */
 void ptx_profile(FILE *file);
 
+/* Faults: no kernel is loaded any more; loading one fails with this code of CUDA from now on (0: works again); the n-th
+   launch from now fails. */
+void ptx_unload(void);
+void ptx_fail_loads(int code);
+void ptx_fail_launch(int n);
+
 #define ACCESS_(bits)                                                    \
     static inline uint##bits##_t load##bits##_(const unsigned char *p) { \
         uint##bits##_t x;                                                \

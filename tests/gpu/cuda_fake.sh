@@ -32,6 +32,7 @@ expect right values '^right$' "instructions have the values that NVIDIA's manual
 expect right count '^right$' "instructions are counted, in all and of the longest thread"
 expect right streams '^right$' "work waits for a synchronization; streams are not ordered without one"
 expect right captures '^right$' "captures refuse what cannot be captured; a graph reads at its replay"
+expect right loads '^right$' "a kernel is loaded once, by its first launch or before it, and not in a capture; faults"
 expect right errors '^right$' "the last error stays until it is asked for"
 expect right store '^right$' "the last word of an allocation is inside"
 expect right misaligned 'misaligned access in store' "a misaligned store"

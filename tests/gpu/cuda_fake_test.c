@@ -10,6 +10,7 @@ typedef struct {
 } dim3;
 void __cudaRegisterFunction(void **, const char *, char *, const char *, int, void *, void *, void *, void *, int *);
 int cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, void *);
+int cudaFuncGetAttributes(void *, const void *);
 int cudaMalloc(void **, size_t);
 int cudaFree(void *);
 int cudaMemset(void *, int, size_t);
@@ -29,8 +30,9 @@ int cudaGetLastError(void);
 static uint32_t *out;
 static void *stream;
 
+static char host[2];
+
 static int launch_in(void *in, const char *kernel, unsigned blocks, unsigned threads, uint64_t by) {
-    static char host[2];
     void *arguments[] = {&out, &by};
     __cudaRegisterFunction(NULL, host, NULL, kernel, 0, NULL, NULL, NULL, NULL, NULL);
     return cudaLaunchKernel(host, (dim3){blocks, 1, 1}, (dim3){threads, 1, 1}, arguments, 0, in);
@@ -84,6 +86,7 @@ static void streams(void) {
 static void captures(void) {
     void *graph, *exec, *p;
     uint32_t word = 7;
+    launch("store", 1, 1, 4); /* loads it */
     cudaMemset(out, 0, 64), cudaDeviceSynchronize();
     CHECK(cudaStreamBeginCapture(stream, 0) == 0);
     CHECK(launch_in(stream, "store", 1, 1, 4) == 0 && cudaMemcpyAsync(out, &word, 4, 1, stream) == 0);
@@ -98,6 +101,24 @@ static void captures(void) {
     CHECK(cudaMemset(out, 0, 4) == 900 && cudaFree(NULL) == 900 && cudaStreamEndCapture(stream, &graph) == 901);
     cudaStreamBeginCapture(stream, 2);
     CHECK(cudaMalloc(&p, 8) == 0 && cudaStreamEndCapture(stream, &graph) == 0);
+}
+
+static void loads(void) {
+    void *graph;
+    ptx_fail_loads(2);
+    CHECK(launch_in(stream, "store", 1, 1, 0) == 2 && cudaFuncGetAttributes(NULL, host) == 2);
+    ptx_fail_loads(0);
+    cudaStreamBeginCapture(stream, 0);
+    CHECK(launch_in(stream, "store", 1, 1, 0) == 900 && cudaStreamEndCapture(stream, &graph) == 901);
+    CHECK(cudaFuncGetAttributes(NULL, &graph) == 98 && cudaFuncGetAttributes(NULL, host) == 0);
+    ptx_fail_loads(2); /* too late */
+    cudaStreamBeginCapture(stream, 0);
+    CHECK(launch_in(stream, "store", 1, 1, 0) == 0 && cudaStreamEndCapture(stream, &graph) == 0);
+    ptx_unload();
+    CHECK(launch_in(stream, "store", 1, 1, 0) == 2);
+    ptx_fail_loads(0), ptx_fail_launch(2);
+    CHECK(launch_in(stream, "store", 1, 1, 0) == 0 && launch_in(stream, "store", 1, 1, 0) == 2);
+    CHECK(launch_in(stream, "store", 1, 1, 0) == 0);
 }
 
 static void errors(void) {
@@ -163,6 +184,8 @@ int main(int argc, char **argv) {
         streams();
     } else if (strcmp(which, "captures") == 0) {
         captures();
+    } else if (strcmp(which, "loads") == 0) {
+        loads();
     } else if (strcmp(which, "errors") == 0) {
         errors();
     } else {

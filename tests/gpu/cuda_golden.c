@@ -33,7 +33,7 @@ static kopt_result gpu_step(kopt_optimizer *opt, kopt_tensor *tensor) {
     size = kopt_cuda_plan_size(&group, 1);
     bytes = malloc(size), device = device_new(size);
     DONE(kopt_cuda_plan_build(&plan, bytes, size, &group, 1));
-    DONE(kopt_cuda_plan_upload(&plan, device, bytes, stream));
+    DONE(kopt_cuda_plan_upload(&plan, device, stream));
     plan.blocks = 2;
     upload();
     DONE(kopt_cuda_plan_step(&plan, stream));
@@ -57,7 +57,7 @@ static kopt_result gpu_norm_add(kopt_norm *sum, const void *x, kopt_format f, si
     size = kopt_cuda_plan_size(&group, 1);
     bytes = malloc(size), device = device_new(size);
     DONE(kopt_cuda_plan_build(&plan, bytes, size, &group, 1));
-    DONE(kopt_cuda_plan_upload(&plan, device, bytes, stream));
+    DONE(kopt_cuda_plan_upload(&plan, device, stream));
     upload();
     DONE(kopt_cuda_plan_measure(&plan, stream));
     from_device(&norm, kopt_cuda_plan_norm(&plan, NULL), sizeof norm);

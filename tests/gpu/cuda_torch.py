@@ -73,7 +73,7 @@ def main():
     for rule, options in (("adamw", {}), ("adamw", {"rounding": "exact", "moment_format": "q8"}),
                           ("sgd", {"momentum": 0.9}), ("stable_adamw", {}), ("ranger", {"lookahead": 2}),
                           ("adam_atan2", {"rounding": "compact"}), ("lion", {"maximize": True})):
-        results = []
+        results, refusals = [], []
         for on_gpu in (False, True):
             calls.CALLS["cpu"], state.on_device = (FakeCall, on_fake_device) if on_gpu and not GPU else cpu
             place = torch.clone if not on_gpu else torch.Tensor.cuda if GPU else on_fake_device
@@ -93,11 +93,21 @@ def main():
                     saved = copy.deepcopy(optimizer.state_dict())
                     optimizer.load_state_dict(saved)
                     optimizer.param_groups[0]["lr"] = 0.5
+                    optimizer.step()
+                    optimizer.param_groups[0]["rounding"], kept = "nearest", optimizer.param_groups[0]["rounding"]
+                    try:  # of another rounding: refused, and the next step is made
+                        optimizer.step()
+                        refused = False
+                    except Exception:
+                        refused = True
+                    optimizer.param_groups[0]["rounding"] = kept
+                    refusals.append(refused)
                 optimizer.step()
             results.append((params, optimizer.state_dict()["state"]))
         (a, s), (b, r) = results
         good = all(torch.equal(bits(p), bits(q)) for p, q in zip(a, b)) and all(
             torch.equal(s[i]["block"], r[i]["block"].cpu()) and s[i]["step"] == r[i]["step"] for i in s)
+        good = good and refusals == [True, True]
         count += 1
         failed += not good
         print("%s %d - %s %s: the bits of the CPU" % ("ok" if good else "not ok", count, rule, options or ""))

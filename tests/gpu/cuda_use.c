@@ -31,21 +31,22 @@ int main(void) {
     }
     bad += kopt_cuda_plan_build(&plan, bytes, size, &group, 1) != KOPT_OK;
     bad += cudaPeekAtLastError() != code; /* not touched by us */
-    bad += kopt_cuda_plan_upload(&plan, bytes, bytes, NULL) != KOPT_ERROR_ISA || plan.device != NULL;
+    bad += kopt_cuda_plan_upload(&plan, bytes, NULL) != KOPT_ERROR_ISA || plan.device != NULL;
     plan.device = bytes; /* nothing runs, so nothing reads it */
     bad += kopt_cuda_plan_step(&plan, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_plan_measure(&plan, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_plan_set_options(&plan, &options, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_plan_set_optimizer(&plan, 0, &opt, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_plan_set_step(&plan, 0, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_plan_acknowledge(&plan, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_state_init(&opt, &t, NULL, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_plan_set_arrays(&plan, 0, 1, &t, NULL) != KOPT_ERROR_ISA;
     host.weight = grad, host.grad = NULL, host.state = other;
     bad += kopt_cuda_state_save(&plan, 0, &opt, &t, &host, NULL) != KOPT_ERROR_ISA;
     bad += kopt_state_init(&opt, &host, NULL) != KOPT_OK;
     bad += kopt_cuda_state_load(&opt, &t, &host, NULL) != KOPT_ERROR_ISA;
-    bad +=
-        kopt_cuda_accumulate(&sum, grad, KOPT_BF16, 1, NULL, NULL) != KOPT_ERROR_ISA || sum.count != 0 || sum.step != 0;
+    bad += kopt_cuda_accumulate(&sum, grad, KOPT_BF16, 1, NULL, NULL, NULL) != KOPT_ERROR_ISA || sum.count != 0 ||
+           sum.step != 0;
     bad += kopt_cuda_accumulator_read(&sum, read, NULL, NULL) != KOPT_ERROR_ISA;
     bad += cudaGetLastError() == 0; /* still there */
     printf("%d wrong without a GPU (CUDA code %d: %s)\n", bad, code,

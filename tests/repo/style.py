@@ -353,6 +353,22 @@ def check_passes(tree):
     return wrong
 
 
+def check_dead_macros(tree):
+    """each private macro is read by the code of the headers, and each that a comment names is in the code"""
+    texts = [tree.read(HEADER), tree.read(CUDA)]
+    code = "\n".join(api.without_comments(text) for text in texts)
+    defined = re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+_)\b", code, re.M)
+    heads = r"^[ \t]*#[ \t]*(?:ifndef[ \t]+(\w+)\n[ \t]*#[ \t]*define[ \t]+\1|(?:define|undef)[ \t]+\w+)"
+    read = set(re.findall(r"\w+", re.sub(heads, "", code, flags=re.M)))
+    wrong = ["the macro %s is defined, and nothing reads it" % name for name in dict.fromkeys(defined) if
+             name not in read]
+    for comment in re.findall(r"/\*.*?\*/", "\n".join(texts), re.S):
+        wrong += ["a comment says %s, which does not exist" % name
+                  for name in re.findall(r"\b[A-Z][A-Z0-9_]+_\b", comment)
+                  if name not in read and not any(word.startswith(name) for word in read)]
+    return wrong
+
+
 # ---- macros of system headers ----------------------------------------------------------------------------------------
 
 SYSTEM = ("/usr/include", "/usr/lib/avr/include", "/usr/lib/gcc", "/usr/arm-none-eabi/include",
@@ -476,7 +492,7 @@ def check_doubles(tree):
 
 
 CHECKS = [check_contents, check_stretches, check_order, check_reference, check_symbols, check_names, check_macros,
-          check_columns, check_format, check_doubles, check_passes]
+          check_columns, check_format, check_doubles, check_passes, check_dead_macros]
 
 
 # ---- the checks themselves -------------------------------------------------------------------------------------------
@@ -529,6 +545,9 @@ def faults(tree):
                        ("a macro that stays", "#define STAYS_ 1")):
         yield check_names, what, {HEADER: header[:end] + line + "\n" + header[end:]}
     yield check_passes, "a macro without its #undef", {HEADER: re.sub(r"#undef LANES_\n", "", header)}
+    for path, text in ((HEADER, header), (CUDA, tree.read(CUDA))):
+        yield check_dead_macros, "a macro that nothing reads", {path: text + "#define DEAD_ 1\n#undef DEAD_\n"}
+        yield check_dead_macros, "a macro of a comment", {path: text + "/* see NO_SUCH_MACRO_ */\n"}
     yield check_macros, "a parameter", {
         HEADER: header[:banner] + "/* New. */\nKOPT_API_ int kopt_new(int columns);\n\n" + header[banner:]}
     yield check_columns, "a line of C", {HEADER: header + "/* " + "x" * 120 + " */\n"}

@@ -42,16 +42,6 @@ printf "#define KAHAN_OPT_STATIC\n#include \"kahan_opt.h\"\n$implement#include \
 
 # ---- warnings --------------------------------------------------------------------------------------------------------
 
-gcc_list='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Wundef
-    -Wcast-align=strict -Wcast-qual -Wfloat-equal -Wformat=2 -Wswitch-default -Wswitch-enum -Wlogical-op
-    -Wduplicated-cond -Wduplicated-branches -Wnull-dereference -Wunused-macros -Wredundant-decls
-    -Wmissing-declarations -Wvla -Werror'
-gcc_c="$gcc_list -Wmissing-prototypes -Wstrict-prototypes -Wold-style-definition -Wc++-compat"
-gcc_cpp="$gcc_list -Wold-style-cast -Wuseless-cast -Wzero-as-null-pointer-constant -Wextra-semi"
-# All warnings of clang except: padding (the fields are in a readable order), raw pointers (this is C), and from C++11
-# on incompatibility with C++98, which has no nullptr.
-everything='-Weverything -Werror -Wno-padded -Wno-unknown-warning-option -Wno-unsafe-buffer-usage'
-
 languages() { # languages COMPILER FLAGS STANDARDS SOURCES: no warning without optimization
     for standard in $3; do
         for source in $4; do
@@ -237,12 +227,14 @@ enum cudaError_t {
     cudaSuccess, cudaErrorNoDevice, cudaErrorInsufficientDriver, cudaErrorSystemDriverMismatch, cudaErrorStubLibrary,
     cudaErrorInvalidDeviceFunction, cudaErrorNoKernelImageForDevice
 };
+struct cudaFuncAttributes { int numRegs; };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
 cudaError_t cudaGetDevice(int *);
 cudaError_t cudaDeviceGetAttribute(int *, cudaDeviceAttr, int);
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *, const void *, int, size_t);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *);
 cudaError_t cudaMemcpyAsync(void *, const void *, size_t, cudaMemcpyKind, cudaStream_t);
 cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t);
 cudaError_t cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, cudaStream_t);
@@ -732,19 +724,32 @@ TEXT
     isa="$isa#elif defined(__aarch64__)\n#include <arm_neon.h>\n#endif\n"
     printf "$standard$isa#include \"macros.h\"\n" >$out/before.c
     printf "$standard$isa#include \"macros.h\"\n$implement" >$out/after.c
+    mkdir -p $out/none
+    : >$out/none/cuda_runtime.h # macros do not need what it declares
+    { printf "$standard$isa#include \"macros.h\"\n"
+        printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n'; } >$out/after_cuda.c
+    leaks() { # leaks SOURCE COMPILER FLAG...
+        source=$1
+        shift
+        "$@" -I. -I$out -I$out/none -dM -E $out/before.c 2>/dev/null | sort >$out/macros_before
+        "$@" -I. -I$out -I$out/none -dM -E $out/$source.c 2>/dev/null | sort >$out/macros_after
+        comm -23 $out/macros_before $out/macros_after >$out/log
+        ! grep -q . $out/log
+        report $? "no macro of others is changed or lost: $source, $*"
+        comm -13 $out/macros_before $out/macros_after | awk '{print $2}' | grep -v '^KOPT_\|^KAHAN_OPT_' >$out/log
+        ! grep -q . $out/log && grep -q KOPT_VERSION $out/macros_after
+        report $? "every macro that stays begins with KOPT_ or KAHAN_OPT_: $source, $*"
+    }
     for c in 'gcc -std=gnu99' 'g++ -x c++ -std=gnu++17' "${clang:-clang} -std=gnu99" \
         "${clang:-clang} -x c++ -std=gnu++17" 'tcc'; do
         have ${c%% *} || continue
         check "users' macros do no harm: $c" $c -w -I. -I$out -c $out/after.c -o $out/macros.o
         [ "${c%% *}" = tcc ] && continue # its -dM prints nothing
-        $c -I. -I$out -dM -E $out/before.c 2>/dev/null | sort >$out/macros_before
-        $c -I. -I$out -dM -E $out/after.c 2>/dev/null | sort >$out/macros_after
-        comm -23 $out/macros_before $out/macros_after >$out/log
-        ! grep -q . $out/log
-        report $? "no macro of others is changed or lost: $c"
-        comm -13 $out/macros_before $out/macros_after | awk '{print $2}' | grep -v '^KOPT_\|^KAHAN_OPT_' >$out/log
-        ! grep -q . $out/log && grep -q KOPT_VERSION $out/macros_after
-        report $? "every macro that stays begins with KOPT_ or KAHAN_OPT_: $c"
+        leaks after $c
+        case $c in *c++*) # the passes of nvcc for the host and the GPU
+            leaks after_cuda $c -D__CUDACC__
+            leaks after_cuda $c -D__CUDACC__ -D__CUDA_ARCH__=750 ;;
+        esac
     done
     for c in gcc $clang; do # it includes only what it needs
         have $c || continue

@@ -171,6 +171,7 @@ class Call:
 class GpuCall(Call):
     """The same on a GPU, on the current stream. Tensors that have moved get new addresses in the plan."""
     built = placed = None
+    stopped = False  # by an error: the plan skips all steps
 
     def without_addresses(self):
         tensors = type(self.tensors).from_buffer_copy(self.tensors)
@@ -182,19 +183,24 @@ class GpuCall(Call):
         if gpu is None:
             raise RuntimeError("a GPU needs the package of ./build.sh python cuda (%s)" % no_gpu)
         stream, tensors, placed = stream_of(self.device), self.without_addresses(), bytes(self.tensors)
+        stopped, self.stopped = self.stopped, True
         if self.built != tensors:
             group = gpu.kopt_cuda_group(ctypes.pointer(self.opt), self.tensors, len(self.tensors))
             size = gpu.kopt_cuda_plan_size(group, 1)
-            self.plan, host = gpu.kopt_cuda_plan(), torch.zeros(size, dtype=torch.uint8)
-            k.check(gpu.kopt_cuda_plan_build(self.plan, host.data_ptr(), size, group, 1))
-            self.memory, self.built = state.on_device(host, self.device), tensors
-            self.plan.device = self.memory.data_ptr()
+            self.plan, self.host = gpu.kopt_cuda_plan(), torch.zeros(size, dtype=torch.uint8)
+            k.check(gpu.kopt_cuda_plan_build(self.plan, self.host.data_ptr(), size, group, 1))
+            self.memory = state.on_device(self.host, self.device)
+            k.check(gpu.kopt_cuda_plan_upload(self.plan, self.memory.data_ptr(), stream))
+            self.built = tensors
         else:
             k.check(gpu.kopt_cuda_plan_set_optimizer(self.plan, 0, self.opt, stream))
             if self.placed != placed:
                 k.check(gpu.kopt_cuda_plan_set_arrays(self.plan, 0, len(self.tensors), self.tensors, stream))
+            if stopped:
+                k.check(gpu.kopt_cuda_plan_acknowledge(self.plan, stream))
         self.placed = placed
         k.check(gpu.kopt_cuda_plan_step(self.plan, stream))
+        self.stopped = False
         self.finish()
 
     def add_norm(self, norm):
