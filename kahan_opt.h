@@ -98,8 +98,8 @@
                                     in that file. Costs one copy of the code per file.
    KAHAN_OPT_API              all   Declaration specifier of the functions, e.g. __declspec(dllexport). Cannot be used
                                     together with KAHAN_OPT_STATIC.
-   KAHAN_OPT_NO_SIMD          impl  Compiles the scalar code only: 20-100x slower, a third of the code. To drop functions
-                                    that you do not call, compile with -ffunction-sections and link with
+   KAHAN_OPT_NO_SIMD          impl  Compiles the scalar code only: 20-100x slower, a third of the code. To drop
+                                    functions that you do not call, compile with -ffunction-sections and link with
                                     -Wl,--gc-sections. Where that is too much, see INLINE STEPS.
    KAHAN_OPT_VMATH            all   Adds vector mathematics, random numbers and the rules Adam-atan2 and smooth Lion:
                                     see their sections. Without it, their declarations are hidden; the layout of structs

@@ -1170,8 +1170,8 @@ int main(int argc, char **argv) {
     full_ratios();
     options();
     bad_numbers();
-    refused_arrays(lists / 25);
-    refused_settings(lists / 25);
+    refused_arrays((lists + 24) / 25);
+    refused_settings((lists + 24) / 25);
     stopped_plans();
     refusals();
     accumulations(lists);

@@ -156,19 +156,19 @@ def described(block, sealed=False):
 
 def difference(group, p, s, sealed=False):
     """How a block differs from that which the parameter would get in this group, in words; "" if they agree."""
-    opt, block = make(group, p.dtype), s["block"].cpu()
+    opt, block, has = make(group, p.dtype), s["block"][:HEADER.size].cpu(), s["block"].numel()
     t = k.kopt_tensor(n=local(p).numel(), id=s["id"], first_index=first_index(p))
     size, (_, arrays, end) = k.kopt_state_size(opt, t.n), places(opt, t)
     if size and sealed:
         size = end - 4 - arrays + HEADER.size
-    if not size or not block.numel():
-        return "" if block.numel() == size else "it has %d bytes, but %d are needed" % (block.numel(), size)
+    if not size or not has:
+        return "" if has == size else "it has %d bytes, but %d are needed" % (has, size)
     small, weight = torch.zeros(k.kopt_state_size(opt, 1), dtype=torch.uint8), torch.zeros(1, dtype=p.dtype)
     k.check(k.kopt_state_init(opt, k.kopt_tensor(
         weight=weight.data_ptr(), n=1, id=s["id"], first_index=t.first_index, state=small.data_ptr(),
         state_size=small.numel()), None))
     have, want = described(block, sealed), dict(described(small), elements=t.n, bytes=size)
-    have["bytes"] = block.numel()
+    have["bytes"] = has
     return ", ".join("it has %s %s, but %s is needed" % (name, have[name], want[name])
                      for name in want if name in have and have[name] != want[name])
 
