@@ -1,4 +1,4 @@
-/* kahan_opt.h - v0.2 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+/* kahan_opt.h - v0.8 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
    Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
    gradients, the library updates the weights. It allocates nothing: all memory is yours.
@@ -16,8 +16,8 @@
 
        void train(const float *initial_weights, int steps) {
            kopt_optimizer opt = kopt_adamw(1e-3);          // bf16, Kahan; set any field you like
-           kopt_tensor    t   = KOPT_TENSOR(&opt, weight, grad, N, state, sizeof state);
-           if (kopt_state_init(&opt, &t, initial_weights) != KOPT_OK) return;
+           kopt_tensor    t   = KOPT_TENSOR(KOPT_BF16, weight, grad, N, state, sizeof state);
+           if (kopt_state_init(&opt, &t, 1, initial_weights) != KOPT_OK) return;
            while (steps-- > 0) {
                // ... forward and backward pass: read weight[], write grad[] ...
                if (kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return;
@@ -52,7 +52,7 @@
        VOCABULARIES               KERNELS                 DISPATCH                    TILES
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 200
+#if defined(KOPT_VERSION) && KOPT_VERSION != 800
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
@@ -111,6 +111,9 @@
    KAHAN_OPT_ALL_ISAS         impl  Compiles every instruction set of the machine. Without it, a build leaves out those
                                     that the compiler's flags make useless: SSE2 if they promise AVX2 (-march=native,
                                     -mavx2, /arch:AVX2), and AVX2 if they promise AVX-512.
+   KAHAN_OPT_BINDINGS         all   Leaves declarations only, without inline functions and attributes, for programs that
+                                    make bindings: cffi, SWIG (which has it by itself), LuaJIT's ffi.cdef. They call
+                                    kopt_optimizer_init() in place of a constructor.
    KAHAN_OPT_SELF             impl  The name of this file, with quotes, if you renamed it. The file includes itself, so
                                     it must stay a separate file. gcc 12, clang 9 and later find the name themselves.
 
@@ -138,8 +141,10 @@
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
       made it, and only if it is byte for byte what kopt_save() would write, whoever made its checksum. Equal runs have
       equal bytes in weights and state blocks: a load or another learning rate on the way leaves no trace of its own.
-   9. Every struct has the same layout, whatever macros a file defines and however it packs structs. (-fshort-enums is
-      for all files or none.) What a build leaves out does not link, or is refused.
+   9. Growth. Structs have reserved fields, which must be 0, and no padding: neither packing options nor a #pragma pack
+      change their layout. Constructors compare the version of the header and the sizes of its structs with those of the
+      implementation. If they differ (before 1.0 in any digit, later in the major version), or if -fshort-enums is not
+      the same in all files, every call with that optimizer returns KOPT_ERROR_VERSION and touches no memory.
 
    BYTES PER PARAMETER (weight + gradient + state; AdamW)
                                weight   grad   residual   moments   total
@@ -153,13 +158,17 @@
    Ranger keeps 2 and a second copy of weight and residual. Without a gradient buffer (step each tensor as soon as its
    gradient exists, then reuse the buffer), subtract 2.
 
-   VERSION HISTORY: docs/maintaining.md#history
+   VERSION HISTORY: docs/CHANGELOG.md
 */
 
-#define KOPT_VERSION 200 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
+#define KOPT_VERSION 800 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
 #include <stddef.h>
 #include <stdint.h>
+
+#if defined(SWIG) && !defined(KAHAN_OPT_BINDINGS)
+#define KAHAN_OPT_BINDINGS
+#endif
 
 #ifdef __cplusplus
 #define KOPT_EXTERN_ extern "C"
@@ -184,18 +193,29 @@
 #else
 #define KOPT_INLINE_KEYWORD_ __inline
 #endif
+/* Inline functions have external linkage in C++, where a module exports no others. */
+#if defined(__cplusplus) && !defined(KAHAN_OPT_STATIC)
+#define KOPT_LOCAL_
+#else
+#define KOPT_LOCAL_ static
+#endif
 /* Marks the functions that kahan_opt_cuda.cuh calls on the host and on the device. */
 #ifdef __CUDACC__
 #define KOPT_HOST_DEVICE_ __host__ __device__
 #else
 #define KOPT_HOST_DEVICE_
 #endif
-/* always_inline for gcc -O0: the kernels are optimized at -O0, too, but gcc would call these functions from them. */
-#if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__) && \
-    (defined(KOPT_X86_64_) || defined(__i386__) || defined(KOPT_AARCH64_))
-#define KOPT_INLINE_ static KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
+/* always_inline in C++: else linkers merge the functions of files that have another header or other flags. And for gcc
+   -O0: the kernels are optimized at -O0, too, but gcc would call these functions from them. */
+#if defined(KOPT_GNU_) && !defined(__CUDACC__) &&            \
+    ((defined(__cplusplus) && !defined(KAHAN_OPT_STATIC)) || \
+     (defined(KOPT_GCC_) && !defined(__OPTIMIZE__) &&        \
+      (defined(KOPT_X86_64_) || defined(__i386__) || defined(KOPT_AARCH64_))))
+#define KOPT_INLINE_ KOPT_LOCAL_ KOPT_INLINE_KEYWORD_ __attribute__((__always_inline__))
+#define KOPT_HOST_INLINE_ KOPT_INLINE_ /* of what calls the implementation, which is on the host */
 #else
-#define KOPT_INLINE_ static KOPT_HOST_DEVICE_ KOPT_INLINE_KEYWORD_
+#define KOPT_INLINE_ KOPT_LOCAL_ KOPT_HOST_DEVICE_ KOPT_INLINE_KEYWORD_
+#define KOPT_HOST_INLINE_ KOPT_LOCAL_ KOPT_INLINE_KEYWORD_
 #endif
 
 /* Marks a static function that may stay unused. Not the attribute for clang, which warns if a function that has it is
@@ -218,7 +238,7 @@
 
 /* The kopt_result of a public function: compilers warn if the caller ignores it. gcc and clang look at the function in
    any language, others at the enum (KOPT_NODISCARD_, from C++17 and C23 on), Microsoft's /analyze at _Check_return_. */
-#ifdef KOPT_GNU_
+#if defined(KOPT_GNU_) && !defined(KAHAN_OPT_BINDINGS)
 #define KOPT_RESULT_ __attribute__((__warn_unused_result__)) kopt_result
 #elif defined(_Check_return_)
 #define KOPT_RESULT_ _Check_return_ kopt_result
@@ -230,22 +250,6 @@
 #define KOPT_NODISCARD_ [[nodiscard]]
 #else
 #define KOPT_NODISCARD_
-#endif
-
-/* Structs have the layout of the ABI in each file, whatever -fpack-struct=N, -malign-double or a #pragma pack before
-   the include say. Only gcc's -fpack-struct without a number is stronger, and refused. AVR has no padding. */
-#if defined(__AVR__)
-#elif defined(__i386__) && !defined(_WIN32)
-#pragma pack(push, 4)
-#else
-#pragma pack(push, 8)
-#endif
-#ifdef KOPT_GNU_
-struct kopt_padded_ {
-    char c;
-    uint32_t x;
-};
-typedef char kopt_refuses_fpack_struct_[offsetof(struct kopt_padded_, x) == __alignof__(uint32_t) ? 1 : -1];
 #endif
 
 /* ---- FORMATS AND RESULTS ---------------------------------------------------------------------------------------- */
@@ -264,8 +268,12 @@ typedef enum kopt_format {
                       (docs/numerics.md section 6b). Steps have the length of those with fp32 moments, within 2 %
                       on average, beside an outlier of up to 2e4 in the block; with a beta1 of 0.9 their noise is 5 to
                       17 %, with 0.99 above 25 % (docs/evidence.md) */
-    KOPT_SIGN = 4  /* compressed gradients only: signs and one fp32 scale per 256 values */
+    KOPT_Q1 = 4    /* compressed gradients only: signs and one fp32 scale per 256 values */
 } kopt_format;
+
+/* Bytes of n values, scales included; 0 if there is no such format or n is too large. For KOPT_Q8 and KOPT_Q1, if n is
+   a multiple of 256, it is also the offset of element n in a longer code. */
+KOPT_API_ size_t kopt_format_size(kopt_format format, size_t n);
 
 /* How a value is rounded to 16 bits, and what is kept of the part that is cut off. */
 typedef enum kopt_rounding {
@@ -279,37 +287,41 @@ typedef enum kopt_rounding {
 
 /* Update rules. docs/numerics.md sections 5 to 6a have their formulas. */
 typedef enum kopt_rule {
-    KOPT_SGD = 0,       /* with or without momentum, Nesterov */
-    KOPT_ADAM = 1,      /* Adam and AdamW, which differ in opt.decay_mode; AMSGrad: opt.amsgrad */
-    KOPT_LION = 2,      /* Chen et al. 2023 */
-    KOPT_ADAN = 3,      /* Xie et al. 2022 */
-    KOPT_RADAM = 4,     /* Liu et al. 2020 */
-    KOPT_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019) */
-    KOPT_EMA = 6,       /* the average of other weights, which are passed as the "gradient" */
-    KOPT_ADAM_ATAN2 = 7 /* Adam without eps (Everett et al. 2024); only with KAHAN_OPT_VMATH */
+    KOPT_RULE_SGD = 0,       /* with or without momentum, Nesterov */
+    KOPT_RULE_ADAM = 1,      /* Adam and AdamW, which differ in opt.decay_mode; AMSGrad: opt.amsgrad */
+    KOPT_RULE_LION = 2,      /* Chen et al. 2023 */
+    KOPT_RULE_ADAN = 3,      /* Xie et al. 2022 */
+    KOPT_RULE_RADAM = 4,     /* Liu et al. 2020 */
+    KOPT_RULE_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019) */
+    KOPT_RULE_EMA = 6,       /* the average of other weights, which are passed as the "gradient" */
+    KOPT_RULE_ADAM_ATAN2 = 7, /* Adam without eps (Everett et al. 2024); only with KAHAN_OPT_VMATH */
+    /* For kopt_optimizer_init() only: the constructors of these names. opt.rule then is that of Adam or Lion. */
+    KOPT_RULE_ADAMW = 64,
+    KOPT_RULE_STABLE_ADAMW = 65,
+    KOPT_RULE_SMOOTH_LION = 66 /* only with KAHAN_OPT_VMATH */
 } kopt_rule;
 
 /* How weight decay enters the update of a weight w with gradient g. */
 typedef enum kopt_decay_mode {
-    KOPT_L2 = 0,             /* g += weight_decay * w                  (PyTorch's Adam and SGD) */
-    KOPT_DECOUPLED = 1,      /* w -= lr * weight_decay * w             (PyTorch's AdamW) */
-    KOPT_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim) */
+    KOPT_DECAY_L2 = 0,             /* g += weight_decay * w                  (PyTorch's Adam and SGD) */
+    KOPT_DECAY_DECOUPLED = 1,      /* w -= lr * weight_decay * w             (PyTorch's AdamW) */
+    KOPT_DECAY_FULLY_DECOUPLED = 2 /* w -= (lr / max_lr) * weight_decay * w  (optimi, FlashOptim) */
 } kopt_decay_mode;
 
 /* What a function that can fail returns: see CONTRACT, 7. Compilers warn if it is not used. To ignore it: `kopt_result
-   ignored = kopt_step_run(&step, &t); (void)ignored;`. gcc warns about `(void)kopt_step_run(&step, &t)`, too. */
+   ignored = kopt_step_run(&step, &t, 1); (void)ignored;`. gcc warns about `(void)kopt_step_run(&step, &t, 1)`, too. */
 typedef enum KOPT_NODISCARD_ kopt_result {
     KOPT_OK = 0,         /* success */
     KOPT_ERROR_NULL,     /* a required pointer is NULL */
     KOPT_ERROR_OPTION,   /* an option has a value that does not exist, does not apply, or is not in this build:
-                            kopt_option_string() names the field */
-    KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN: kopt_option_string() */
-    KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; 8-bit moments or codes:
-                            a range that splits a block of 256 */
+                            kopt_explain() names the field; or a reserved field is not 0 */
+    KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN: kopt_explain() */
+    KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; codes: a range that
+                            splits a block of 256 */
     KOPT_ERROR_SIZE,     /* a state block or a buffer is too small, or a checkpoint was cut off */
     KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version */
     KOPT_ERROR_MISMATCH, /* the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard; or a
-                            loss scale to other optimizers: see kopt_scaler_begin_all() */
+                            loss scale to other optimizers: see kopt_scaler_begin() */
     KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged */
     KOPT_ERROR_OVERLAP,  /* two buffers overlap */
     KOPT_ERROR_STEP,     /* the step was not begun; all 2^32 - 1 steps are used up; a part of a tensor is stepped by
@@ -317,9 +329,10 @@ typedef enum KOPT_NODISCARD_ kopt_result {
     KOPT_ERROR_ISA,      /* this build or this machine does not have the instruction set, or a GPU */
     KOPT_ERROR_DEVICE,   /* a CUDA call failed: cudaPeekAtLastError() says why */
     KOPT_ERROR_UNINITIALIZED, /* no constructor made the optimizer, accumulator or compressor */
-    KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_number_tensors() */
+    KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_list_set_ids() */
     KOPT_ERROR_CAPTURE,  /* the CUDA stream is being captured in a graph, which would repeat the call */
-    KOPT_ERROR_FILE      /* a function of kopt_file failed */
+    KOPT_ERROR_FILE,     /* a function of kopt_file failed */
+    KOPT_ERROR_VERSION   /* the header that made the optimizer and the implementation differ: see CONTRACT, 9 */
 } kopt_result;
 
 /* Explains a result in one English sentence. Never NULL. */
@@ -338,7 +351,7 @@ typedef enum kopt_isa {
     KOPT_ISA_AVX512 = 3,  /* F, BW, DQ and VL */
     KOPT_ISA_NEON = 4,    /* of AArch64 */
     KOPT_ISA_SIMD128 = 5, /* of WebAssembly (with -msimd128) */
-    KOPT_ISA_COUNT = 6    /* the number of instruction sets */
+    KOPT_ISA_AUTO = 255   /* for kopt_isa_force() */
 } kopt_isa;
 
 /* 1 if this build contains the instruction set and this machine has it, else 0. */
@@ -347,15 +360,16 @@ KOPT_API_ int kopt_isa_usable(kopt_isa isa);
 /* The instruction set that calls use now. */
 KOPT_API_ kopt_isa kopt_isa_current(void);
 
-/* Makes all later calls use isa, for tests and measurements; KOPT_ISA_COUNT makes the choice automatic again. The
-   choice is global: it holds for all threads. Refused with KOPT_ERROR_ISA if isa is not usable. */
+/* Makes all later calls, of all threads, use isa: for tests and measurements. KOPT_ISA_AUTO makes the choice automatic
+   again. KOPT_ERROR_ISA if isa is not usable. */
 KOPT_API_ KOPT_RESULT_ kopt_isa_force(kopt_isa isa);
 
-/* "scalar", "sse2", ...; "unknown" for any other value. Never NULL. */
+/* "scalar", "sse2", ...; "unknown" for any other value. Never NULL. A loop over instruction sets ends at "unknown". */
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa);
 
 /* ---- CONVERSIONS OF ONE VALUE ------------------------------------------------------------------------------------ */
 
+#ifndef KAHAN_OPT_BINDINGS
 /* These functions use integer arithmetic and exact conversions only, so they are correct for every input in any
    floating-point environment. Subnormals are kept. Compilers vectorize loops over them, as far as -O3 or
    -march=native lets them; kopt_convert() is fast in every build. */
@@ -466,6 +480,7 @@ KOPT_INLINE_ kopt_fp16 kopt_fp16_from_f32_stochastic(float x, uint32_t random16)
     uint32_t u = kopt_extended_fp16_(x);
     return (kopt_fp16)((u + ((u & 0x7FFFFFFFu) >= 0x7BFF0000u ? 0x8000u : random16 & 0xFFFFu)) >> 16);
 }
+#endif
 
 /* ---- RANDOM BITS ------------------------------------------------------------------------------------------------- */
 
@@ -479,15 +494,16 @@ typedef struct kopt_random_key {
 } kopt_random_key;
 
 /* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is 0
-   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE(r, k) is the 16-bit random number
+   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE_(r, k) is the 16-bit random number
    of the element's store k, 0 to 4; it evaluates r twice. Store 0 is that of the weight or its compensation, store k
    that of the k-th moment. Functions of one value use only the lower 16 bits of random16, which are number 0: you can
    pass r to them. As a whole, r is not a uniform 32-bit number. */
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i);
-#define KOPT_RANDOM_STORE(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
+#define KOPT_RANDOM_STORE_(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
 /* ---- ONE-ELEMENT UPDATES ----------------------------------------------------------------------------------------- */
 
+#ifndef KAHAN_OPT_BINDINGS
 /* For code without a gradient buffer: `*w -= lr * dw` becomes kopt_kahan_add_bf16(w, c, -lr * dw, random16). */
 
 /* Makes x opaque to the compiler, which then cannot fuse or reassociate operations across it or keep excess precision.
@@ -679,6 +695,7 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
     *w = rounded;
     *c = (rounded & 0x7C00u) == 0x7C00u ? (kopt_fp16)0 : compensation;
 }
+#endif
 
 /* The same for n weights in bf16 or fp16: w[i] += delta[i], with the compensations c[i]. From about 64 weights on it is
    faster than a loop over the functions above, for thousands of weights 7 to 12 times (docs/benchmarks.md), and it runs
@@ -692,6 +709,7 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
 
 /* ---- INLINE STEPS ------------------------------------------------------------------------------------------------ */
 
+#ifndef KAHAN_OPT_BINDINGS
 /* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 0.7 KB
    of code on a Cortex-M4F, and no implementation is needed.
 
@@ -706,7 +724,7 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
    kopt_adamw(lr) or kopt_sgd(lr, 0) with the same weight_decay, eps, seed and id, beta = 1 - gain, no other option, and
    a state block that began without fp32 weights. */
 typedef struct kopt_inline_optimizer {
-    float lr, weight_decay;  /* both may change between steps. SGD adds weight_decay * w to the gradient (KOPT_L2) */
+    float lr, weight_decay;  /* both may change between steps. SGD adds weight_decay * w to the gradient */
     float gain1, gain2, eps; /* gain = 1 - beta: 0.1f for a beta of 0.9. SGD reads none of them */
     uint64_t seed;           /* of the random bits */
     uint32_t step, id;       /* steps done so far; a number that no other tensor has */
@@ -719,7 +737,7 @@ KOPT_INLINE_ kopt_inline_optimizer kopt_inline_optimizer_of(float lr, float weig
 }
 
 /* The random bits of element i: kopt_random(), stream 0. words keeps what eight elements share, from i % 8 == 0 on. */
-static KOPT_UNUSED_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *opt, uint32_t words[4], size_t i) {
+KOPT_INLINE_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *opt, uint32_t words[4], size_t i) {
     uint32_t two, key0 = (uint32_t)opt->seed, key1 = (uint32_t)(opt->seed >> 32), round;
     if (i % 8 == 0) { /* Philox4x32-7 */
         words[0] = (uint32_t)(i >> 11 << 4 | (i >> 3 & 15));
@@ -740,7 +758,7 @@ static KOPT_UNUSED_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *op
 }
 
 /* 1 - beta^step, by squaring, without cancellation: 1 - (1 - a)(1 - b) = a + b - ab */
-static KOPT_UNUSED_ float kopt_inline_correction_(float gain, uint32_t step) {
+KOPT_INLINE_ float kopt_inline_correction_(float gain, uint32_t step) {
     float r = 0;
     for (;; gain = kopt_sub_(kopt_add_(gain, gain), kopt_mul_(gain, gain))) {
         if ((step & 1u) != 0) r = kopt_sub_(kopt_add_(r, gain), kopt_mul_(r, gain));
@@ -749,7 +767,7 @@ static KOPT_UNUSED_ float kopt_inline_correction_(float gain, uint32_t step) {
 }
 
 /* A moment rounds stochastically; a subnormal one is stored as 0. */
-static KOPT_UNUSED_ kopt_bf16 kopt_inline_moment_(float x, uint32_t random16) {
+KOPT_INLINE_ kopt_bf16 kopt_inline_moment_(float x, uint32_t random16) {
     const kopt_bf16 moment = kopt_bf16_from_f32_stochastic(x, random16);
     return (moment & 0x7F80u) != 0 ? moment : (kopt_bf16)0;
 }
@@ -772,8 +790,8 @@ KOPT_INLINE_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weigh
         float update = kopt_mul_(rate, kopt_div_(m1, kopt_add_(kopt_mul_(kopt_sqrt_(v1), scale), opt->eps)));
         if (kopt_as_u32_(decay) != 0) update = kopt_add_(update, kopt_mul_(decay, w)); /* 0 * infinity would be NaN */
         r = kopt_inline_random_(opt, words, i);
-        m[i] = kopt_inline_moment_(m1, KOPT_RANDOM_STORE(r, 1));
-        v[i] = kopt_inline_moment_(v1, KOPT_RANDOM_STORE(r, 2));
+        m[i] = kopt_inline_moment_(m1, KOPT_RANDOM_STORE_(r, 1));
+        v[i] = kopt_inline_moment_(v1, KOPT_RANDOM_STORE_(r, 2));
         kopt_kahan_add_bf16(&weight[i], &c[i], -update, r);
     }
 }
@@ -792,6 +810,7 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
         kopt_kahan_add_bf16(&weight[i], &state[i], -kopt_mul_(opt->lr, g), r);
     }
 }
+#endif
 
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
@@ -810,81 +829,107 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
    block. If one of them changes after kopt_state_init(), the block is refused with KOPT_ERROR_MISMATCH. All other
    fields may change between steps. A field whose comment begins with a rule is read by this rule only. */
 typedef struct kopt_optimizer {
-    kopt_rule rule;                      /* set by the constructor */
-    kopt_format weight_format;           /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16 */
-    kopt_rounding rounding;              /* of weights; default KOPT_KAHAN. Ignored for KOPT_F32 weights */
-    kopt_format moment_format;           /* KOPT_F32, KOPT_BF16 (default), KOPT_FP16 or KOPT_Q8. KOPT_FP16 stores the
-                                            root of the second moment; gradients below 1e-6 are partly lost, even
-                                            with a loss scale (see LOSS SCALING) */
-    kopt_rounding moment_rounding;       /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
-    kopt_rounding compensation_rounding; /* of KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
-    kopt_decay_mode decay_mode;          /* default KOPT_L2 for SGD, Adam and RAdam, KOPT_DECOUPLED for the others */
-    int nesterov;                        /* SGD: 1: Nesterov momentum; needs momentum > 0 and dampening 0; default 0 */
-    int maximize;                        /* 1: maximize the objective: the gradient is negated; default 0 */
-    int zero_grad;                       /* 1: a step sets the gradient to zero after it has read it; default 0 */
+    uint32_t made_;                  /* set by the constructor; the first field in every version */
+    kopt_rule rule;                  /* set by the constructor */
+    kopt_rounding rounding;          /* of 16-bit weights; default KOPT_KAHAN. fp32 weights are stored as they are */
+    kopt_rounding residual_rounding; /* of KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
+    kopt_format moment_format;       /* KOPT_F32, KOPT_BF16 (default), KOPT_FP16 or KOPT_Q8. KOPT_FP16 stores the root
+                                        of the second moment; gradients below 1e-6 are partly lost, even with a loss
+                                        scale (see LOSS SCALING) */
+    kopt_rounding moment_rounding;   /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
+    kopt_decay_mode decay_mode;      /* default KOPT_DECAY_L2 for SGD, Adam and RAdam, KOPT_DECAY_DECOUPLED for the
+                                        others */
+    int nesterov;                    /* SGD: 1: Nesterov momentum; needs momentum > 0 and dampening 0; default 0 */
+    int amsgrad;                     /* Adam: 1: AMSGrad: divide by the root of the largest second moment so far;
+                                        default 0. Adam-atan2 refuses amsgrad and stable */
+    int stable;                      /* Adam: 1: StableAdamW: if the RMS of g / sqrt(v) over a tensor is above 1,
+                                        divide the tensor's rate by it (see kopt_norm_add_stable()); default 0 */
+    int maximize;                    /* 1: maximize the objective: the gradient is negated; default 0 */
+    int zero_grad;                   /* 1: a step sets the gradient to zero after it has read it; default 0 */
+    int moments_only;                /* 1: a step updates only the moments, not weight, residual and copy (optimizer
+                                        accumulation); default 0 */
+    int lookahead;                   /* Ranger: number of steps between synchronizations, >= 1; default 6. A
+                                        synchronization moves the slow weights, a second copy in the state block,
+                                        towards the weights, then sets the weights to them */
+    int atan2_outside;               /* Adam-atan2: 1: the bias correction of m is outside of atan2: w -=
+                                        lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a = b = 1
+                                        this is the Python package adam-atan2; default 0 */
+    uint32_t step;                   /* steps begun so far, at most 2^32 - 1; 0 for a new run. kopt_step_begin() counts
+                                        them */
     /* kopt_step_begin() rounds all numbers below to float. It computes 1 - beta and 1 - dampening before it rounds:
        1 - 0.999f would have a relative error of 1.3e-5. */
-    double lr;                           /* learning rate, >= 0 */
-    double max_lr;                       /* > 0; only KOPT_FULLY_DECOUPLED reads it. Default: the constructor's lr */
-    double weight_decay;                 /* >= 0; default 0, AdamW and StableAdamW 0.01, Adan 0.02 */
-    int amsgrad;                         /* Adam: 1: AMSGrad: divide by the root of the largest second moment so far;
-                                            default 0. Adam-atan2 refuses amsgrad and stable */
-    int stable;                          /* Adam: 1: StableAdamW: if the RMS of g / sqrt(v) over a tensor is above 1,
-                                            divide the tensor's rate by it (see kopt_stable_measure); default 0 */
-    int moments_only;                    /* 1: a step updates only the moments, not weight, residual and copy
-                                            (optimizer accumulation); default 0 */
-    int lookahead;                       /* Ranger: number of steps between synchronizations, >= 1; default 6. A
-                                            synchronization moves the slow weights, a second copy in the state block,
-                                            towards the weights, then sets the weights to them */
-    double lookahead_rate;               /* Ranger: how far the slow weights move: 0 not at all, 1 all the way; in
-                                            [0, 1]; default 0.5 */
-    double beta1, beta2, beta3;          /* in [0, 1); Adam: 0.9, 0.999. SGD and EMA read none of them, only Adan
-                                            reads beta3 */
-    double eps;                          /* a positive normal float, added to the root in fp32; default 1e-8 (other
-                                            constructors: see below). SGD, Lion, Adam-atan2 and EMA do not read it */
-    double momentum, dampening;          /* SGD: finite, momentum >= 0; default 0, 0 */
-    double grad_scale;                   /* finite; gradients are multiplied by grad_scale * clip; default 1. To undo
-                                            a loss scale: 1 / loss scale */
-    double clip;                         /* finite; the coefficient of gradient clipping (kopt_clip_coefficient);
-                                            default 1 */
-    uint64_t seed;                       /* of the random bits; default 0 */
-    uint32_t step;                       /* steps begun so far, at most 2^32 - 1; 0 for a new run. kopt_step_begin()
-                                            counts them */
-    uint32_t made_;                      /* set by the constructors */
-    /* Fields of the rules that KAHAN_OPT_VMATH adds; a build without it refuses them. */
-    double atan2_a, atan2_b;             /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b *
-                                            sqrt(v / (1 - beta2^t))); a >= 0, b a positive normal float; default
-                                            1.27, 1 */
-    int atan2_outside;                   /* Adam-atan2: 1: the bias correction of m is outside of atan2: w -=
-                                            lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a =
-                                            b = 1 this is the Python package adam-atan2; default 0 */
-    int unused_;                         /* 0. Without it there would be padding, whose bytes nobody sets */
-    double sharpness;                    /* Lion: >= 0; c is the interpolated gradient. 0 (default): sign(c). Above
-                                            0: smooth Lion, tanh(sharpness * c), which tends to sign(c) as sharpness
-                                            grows (smooth_beta of optax.scale_by_lion) */
+    double lr;                       /* learning rate, >= 0 */
+    double max_lr;                   /* > 0; only KOPT_DECAY_FULLY_DECOUPLED reads it. Default: the constructor's lr */
+    double weight_decay;             /* >= 0; default 0, AdamW and StableAdamW 0.01, Adan 0.02 */
+    double beta1, beta2, beta3;      /* in [0, 1); Adam: 0.9, 0.999. SGD and EMA read none of them, only Adan reads
+                                        beta3 */
+    double eps;                      /* a positive normal float, added to the root in fp32; default 1e-8 (other
+                                        constructors: see below). SGD, Lion, Adam-atan2 and EMA do not read it */
+    double momentum, dampening;      /* SGD: finite, momentum >= 0; default 0, 0 */
+    double grad_scale;               /* finite; gradients are multiplied by grad_scale * clip; default 1. To undo a
+                                        loss scale: 1 / loss scale */
+    double clip;                     /* finite; the coefficient of gradient clipping (kopt_norm_clip()); default 1 */
+    double lookahead_rate;           /* Ranger: how far the slow weights move: 0 not at all, 1 all the way; in [0, 1];
+                                        default 0.5 */
+    double atan2_a, atan2_b;         /* Adam-atan2: w -= lr * a * atan2(m / (1 - beta1^t), b *
+                                        sqrt(v / (1 - beta2^t))); a >= 0, b a positive normal float; default 1.27, 1 */
+    double sharpness;                /* Lion: >= 0; c is the interpolated gradient. 0 (default): sign(c). Above 0:
+                                        smooth Lion, tanh(sharpness * c), which tends to sign(c) as sharpness grows
+                                        (smooth_beta of optax.scale_by_lion); needs KAHAN_OPT_VMATH */
+    uint64_t seed;                   /* of the random bits; default 0 */
+    uint64_t reserved_[7];           /* 0 */
 } kopt_optimizer;
 
+/* What all constructors call, and other languages should. rule is that of the constructor, such as KOPT_RULE_ADAMW; lr
+   is its first argument (of kopt_ema(), decay); version is KOPT_VERSION; opt_size and tensor_size are the sizes of the
+   caller's kopt_optimizer and kopt_tensor. Errors:
+
+   - KOPT_ERROR_VERSION: see CONTRACT, 9. The opt_size bytes at opt are zeros and a mark.
+   - KOPT_ERROR_OPTION: this build has no such constructor. *opt is all zeros. */
+KOPT_API_ KOPT_RESULT_ kopt_optimizer_init(kopt_optimizer *opt, kopt_rule rule, double lr, int version,
+                                           size_t opt_size, size_t tensor_size);
+
+#ifndef KAHAN_OPT_BINDINGS
+KOPT_HOST_INLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr); /* below: it needs kopt_tensor */
+
 /* Formulas and defaults of torch.optim.SGD, Adam and AdamW (docs/numerics.md sections 5 and 6). lr is the learning
-   rate. Weight decay is 0 for SGD and Adam, 0.01 for AdamW. These and all other constructors choose bf16 weights with
-   KOPT_KAHAN, and bf16 moments. */
-KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum);
-KOPT_API_ kopt_optimizer kopt_adam(double lr);
-KOPT_API_ kopt_optimizer kopt_adamw(double lr);
+   rate. Weight decay is 0 for SGD and Adam, 0.01 for AdamW. These and all other constructors choose KOPT_KAHAN and bf16
+   moments. */
+KOPT_HOST_INLINE_ kopt_optimizer kopt_sgd(double lr, double momentum) {
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_RULE_SGD, lr);
+    opt.momentum = momentum;
+    return opt;
+}
+KOPT_HOST_INLINE_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_RULE_ADAM, lr); }
+KOPT_HOST_INLINE_ kopt_optimizer kopt_adamw(double lr) { return kopt_make_optimizer_(KOPT_RULE_ADAMW, lr); }
 
 /* The other rules (docs/numerics.md section 6a; papers: see kopt_rule, StableAdamW: Wortsman et al. 2023). RAdam:
-   formulas and defaults of torch.optim.RAdam, L2 weight decay (KOPT_L2). Others: those of optimi, decoupled decay. */
-KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr); /* beta 0.9, 0.99; eps 1e-6; decay 0.01 */
-KOPT_API_ kopt_optimizer kopt_lion(double lr);         /* beta 0.9, 0.99; decay 0 */
-KOPT_API_ kopt_optimizer kopt_adan(double lr);         /* beta 0.98, 0.92, 0.99; eps 1e-6; decay 0.02 */
-KOPT_API_ kopt_optimizer kopt_radam(double lr);        /* beta 0.9, 0.999; eps 1e-8; decay 0 */
-KOPT_API_ kopt_optimizer kopt_ranger(double lr);       /* beta 0.9, 0.99; eps 1e-6; decay 0; lookahead 6, 0.5 */
+   formulas and defaults of torch.optim.RAdam, L2 weight decay. Others: those of optimi, decoupled decay. */
+/* StableAdamW: beta 0.9, 0.99; eps 1e-6; decay 0.01 */
+KOPT_HOST_INLINE_ kopt_optimizer kopt_stable_adamw(double lr) {
+    return kopt_make_optimizer_(KOPT_RULE_STABLE_ADAMW, lr);
+}
+/* Lion: beta 0.9, 0.99; decay 0 */
+KOPT_HOST_INLINE_ kopt_optimizer kopt_lion(double lr) { return kopt_make_optimizer_(KOPT_RULE_LION, lr); }
+/* Adan: beta 0.98, 0.92, 0.99; eps 1e-6; decay 0.02 */
+KOPT_HOST_INLINE_ kopt_optimizer kopt_adan(double lr) { return kopt_make_optimizer_(KOPT_RULE_ADAN, lr); }
+/* RAdam: beta 0.9, 0.999; eps 1e-8; decay 0 */
+KOPT_HOST_INLINE_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOPT_RULE_RADAM, lr); }
+/* Ranger: beta 0.9, 0.99; eps 1e-6; decay 0; lookahead 6, 0.5 */
+KOPT_HOST_INLINE_ kopt_optimizer kopt_ranger(double lr) { return kopt_make_optimizer_(KOPT_RULE_RANGER, lr); }
 
 #ifdef KAHAN_OPT_VMATH
 /* Adam-atan2 (Everett et al. 2024) with a = 1.27, b = 1, beta 0.9 and 0.99. Smooth Lion is Lion with
    tanh(sharpness * c) in place of sign(c). A good sharpness is about 1 / |g|, where |g| is the magnitude of the
    gradients that should count. Weight decay is decoupled, and 0 by default. */
-KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr);
-KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
+KOPT_HOST_INLINE_ kopt_optimizer kopt_adam_atan2(double lr) {
+    return kopt_make_optimizer_(KOPT_RULE_ADAM_ATAN2, lr);
+}
+KOPT_HOST_INLINE_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
+    kopt_optimizer opt = kopt_make_optimizer_(KOPT_RULE_SMOOTH_LION, lr);
+    opt.sharpness = sharpness;
+    return opt;
+}
 #endif
 
 /* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding. The
@@ -892,44 +937,44 @@ KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness);
    in [0, 1]; opt.lr becomes 1 - decay or, if decay is out of range, -1, which is refused with KOPT_ERROR_RANGE.
    maximize, zero_grad, moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). The average of a fine-tuning run,
    whose weights move by less than an ulp, needs KOPT_STOCHASTIC, KOPT_F32 or a stochastic copy: docs/fine-tuning.md. */
-KOPT_API_ kopt_optimizer kopt_ema(double decay);
-
-/* Explains a KOPT_ERROR_OPTION or KOPT_ERROR_RANGE to a human: the first field of *opt that is refused, and what it may
-   be, or the product of fields that is too large for the next step. If all are valid, it says so; then the cause is a
-   field of the tensor or another argument. Never NULL. */
-KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt);
+KOPT_HOST_INLINE_ kopt_optimizer kopt_ema(double decay) { return kopt_make_optimizer_(KOPT_RULE_EMA, decay); }
+#endif
 
 /* ---- TENSOR AND STATE ------------------------------------------------------------------------------------------- */
 
 /* What a step reads and writes: one tensor, or one shard of a larger tensor. The caller owns all memory; no function
    keeps the struct or a pointer from it after it returns. A field that is zero has its default, so
-   `kopt_tensor t = {0}` and designated initializers work. The defaults are fp32 gradients, no copy, no counts, id 0,
-   first_index 0, rate_scale 1 and no stable_scale. The arrays and *counts must not overlap each other. The functions
-   of this section do not read the gradient, so grad may be NULL. */
+   `kopt_tensor t = {0}` and designated initializers work. The defaults are fp32 weights and gradients, no copy, no
+   counts, id 0, first_index 0, rate_scale 1 and no stable_scale. The arrays and *counts must not overlap each other.
+   The functions of this section do not read the gradient, so grad may be NULL. */
 typedef struct kopt_tensor {
-    void *weight;            /* n values of opt.weight_format */
-    void *grad;              /* n values of grad_format; a step only reads them, unless opt.zero_grad is set */
-    kopt_format grad_format; /* KOPT_F32, KOPT_BF16 or KOPT_FP16, independent of the weights' format */
-    size_t n;                /* number of elements; 0 is valid, and then the pointers may be NULL */
-    void *state;             /* the state block: kopt_state_size() bytes; may be NULL if that is 0 */
-    size_t state_size;       /* bytes at state; if there are too few: KOPT_ERROR_SIZE */
-    void *copy;              /* NULL, or n values of copy_format; every step stores the new weights there, too */
-    kopt_format copy_format; /* like grad_format. A 16-bit copy of fp32 weights is classic mixed precision */
-    uint32_t id;             /* selects the random bits: each tensor of a model needs its own id. Set it before
-                                kopt_state_init(): see kopt_number_tensors() */
-    uint64_t first_index;    /* of a shard: the index of its element 0 in the whole tensor; below 2^63, otherwise
-                                KOPT_ERROR_BOUNDS. With 8-bit moments, make it a multiple of 256: only then does the
-                                shard get the bits of the whole tensor */
-    float rate_scale;        /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
-                                otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1. To freeze a tensor, leave
-                                it out of the list. One that joins later than the others needs an optimizer of its
-                                own: see kopt_optimizer_step() */
-    float stable_scale;      /* StableAdamW in parts: kopt_stable_scale() of the whole tensor, for one step only;
-                                finite, >= 0, otherwise KOPT_ERROR_RANGE. Rate and weight decay are multiplied by it
-                                and by rate_scale. 0 (default): not measured; a step over all n elements then
-                                measures them itself. Other optimizers ignore it */
+    void *weight;               /* n values of weight_format */
+    void *grad;                 /* n values of grad_format; a step only reads them, unless opt.zero_grad is set */
+    void *copy;                 /* NULL, or n values of copy_format; every step stores the new weights there, too */
+    void *state;                /* the state block: kopt_state_size() bytes; may be NULL if that is 0 */
+    size_t state_size;          /* bytes at state; if there are too few: KOPT_ERROR_SIZE */
+    size_t n;                   /* number of elements; 0 is valid, and then the pointers may be NULL */
+    const void *reserved_array_; /* NULL */
     struct kopt_counts *counts; /* NULL, or the counts that a step adds to; this is slower. One per thread */
-    uint32_t typed_;         /* set by KOPT_TENSOR() */
+    kopt_format weight_format;  /* KOPT_F32, KOPT_BF16 or KOPT_FP16. A list may mix them */
+    kopt_format grad_format;    /* the same, independent of the weights' format */
+    kopt_format copy_format;    /* the same. A 16-bit copy of fp32 weights is classic mixed precision */
+    uint32_t id;                /* selects the random bits: each tensor of a model needs its own id. Set it before
+                                   kopt_state_init(): see kopt_list_set_ids() */
+    int no_decay;               /* 1: steps it as with opt.weight_decay = 0, for biases and norms; default 0 */
+    uint32_t reserved32_;       /* 0 */
+    uint64_t first_index;       /* of a shard: the index of its element 0 in the whole tensor; below 2^63, otherwise
+                                   KOPT_ERROR_BOUNDS. With 8-bit moments, make it a multiple of 256: only then does the
+                                   shard get the bits of the whole tensor */
+    double rate_scale;          /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
+                                   otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1. To freeze a tensor, leave
+                                   it out of the list. One that joins later than the others needs an optimizer of its
+                                   own: see kopt_optimizer_step() */
+    double stable_scale;        /* StableAdamW in parts: kopt_norm_stable_scale() of the whole tensor, for one step
+                                   only; finite, >= 0, otherwise KOPT_ERROR_RANGE. Rate and weight decay are multiplied
+                                   by it and by rate_scale. 0 (default): not measured; a step over all n elements then
+                                   measures them itself. Other optimizers ignore it */
+    uint64_t reserved_[2];      /* 0 */
 } kopt_tensor;
 
 /* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
@@ -939,88 +984,97 @@ typedef struct kopt_counts {
     uint64_t stuck;  /* of these, weights whose residual did not change either: the whole update was lost */
 } kopt_counts;
 
+#ifndef KAHAN_OPT_BINDINGS
+KOPT_HOST_INLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr) {
+    kopt_optimizer opt;
+    const kopt_result ignored = /* the functions that take the optimizer refuse it */
+        kopt_optimizer_init(&opt, rule, lr, KOPT_VERSION, sizeof opt, sizeof(kopt_tensor));
+    (void)ignored;
+    return opt;
+}
+
 /* A tensor with these fields; the others have their defaults. */
-KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
-                                     size_t state_size);
-
-/* The same, with the formats from the pointers: KOPT_TENSOR(&opt, weight, grad, n, state, sizeof state). Gradients of 4
-   bytes are KOPT_F32, those of 2 bytes have the format of the weights, opt->weight_format, which must be set before.
-   Every function refuses the tensor with KOPT_ERROR_OPTION if the weights do not have the size of that format, if it
-   has changed since, or if the gradients fit neither: 2 bytes beside KOPT_F32 weights may be bf16 or fp16. For those,
-   and for pointers to void, there is kopt_tensor_of(). */
-#define KOPT_TENSOR(opt, weight, grad, n, state, state_size) \
-    kopt_typed_tensor_(opt, weight, sizeof *(weight), grad, sizeof *(grad), n, state, state_size)
-
-KOPT_INLINE_ kopt_tensor kopt_typed_tensor_(const kopt_optimizer *opt, void *weight, size_t weight_size, void *grad,
-                                            size_t grad_size, size_t n, void *state, size_t state_size) {
-    const int is_16_bit = opt->weight_format != KOPT_F32;
-    kopt_format format = KOPT_SIGN; /* which is refused: no gradient has it */
-    kopt_tensor t;
-    if (weight_size == (is_16_bit ? 2u : 4u) && grad_size == 4) format = KOPT_F32;
-    if (weight_size == 2 && grad_size == 2 && is_16_bit) format = opt->weight_format;
-    t = kopt_tensor_of(weight, grad, format, n, state, state_size);
-    t.typed_ = 1 + (uint32_t)opt->weight_format;
+KOPT_INLINE_ kopt_tensor kopt_tensor_of(void *weight, kopt_format weight_format, void *grad, kopt_format grad_format,
+                                        size_t n, void *state, size_t state_size) {
+    const kopt_tensor t = {weight,      grad, NULL, state, state_size, n, NULL, NULL, weight_format, grad_format,
+                           KOPT_F32,    0,    0,    0,     0,          1, 0,    {0, 0}};
     return t;
 }
+
+/* The same for typed pointers and a constant format: KOPT_TENSOR(KOPT_BF16, weight, grad, n, state, sizeof state).
+   Gradients of 4 bytes are KOPT_F32, others have the format of the weights. Elements of another size do not compile;
+   for pointers to void, and for bf16 gradients of fp32 or fp16 weights, there is kopt_tensor_of(). */
+#define KOPT_TENSOR(format, weight, grad, n, state, state_size)                                         \
+    kopt_tensor_of(weight, format, grad, sizeof *(grad) == 4 ? KOPT_F32 : (format), n, state,               \
+                   (state_size) + 0 * KOPT_FITS_(format, sizeof *(weight), sizeof *(grad)))
+#define KOPT_FITS_(format, size, grad_size) \
+    sizeof(char[(size) == ((format) == KOPT_F32 ? 4 : 2) && ((grad_size) == 4 || (grad_size) == (size)) ? 1 : -1])
+#endif
 
 /* Sets the ids of a list to first_id, first_id + 1, and so on. Call it once, before kopt_state_init(): a state block
    belongs to an id. With several lists (parameter groups), the next list begins at first_id + count: two tensors
    with the same id and seed would draw the same random bits. Shards of one tensor need the same id, so do not number
    a list of shards. KOPT_ERROR_BOUNDS if an id would be above 2^32 - 1. */
-KOPT_API_ KOPT_RESULT_ kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id);
+KOPT_API_ KOPT_RESULT_ kopt_list_set_ids(kopt_tensor *tensors, size_t count, uint32_t first_id);
 
-/* Bytes of the state block of a tensor with n elements: a header of 64 bytes, the residual (what KAHAN, COMPACT and
-   EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for their scale) and,
-   with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 16 bytes. 0 if there is
-   nothing to store or n is 0, and also if the optimizer is invalid or n too large: kopt_state_init() tells which. */
-KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n);
+/* Bytes of the state block of a tensor, of which it reads n and weight_format: a header of 64 bytes, the residual (what
+   KAHAN, COMPACT and EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for
+   their scale) and, with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 16
+   bytes. 0 if there is nothing to store or n is 0, and also if the optimizer or the tensor is refused: kopt_explain()
+   tells why. */
+KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size per weight of the residual,
    the moments and Ranger's slow weights with their residual: bf16 AdamW needs 6 with KAHAN or EXACT, 5 with COMPACT, 4
    with STOCHASTIC or NEAREST. Do not use it for 8-bit moments, whose scales it does not include. */
 #define KOPT_STATE_BYTES(n, bytes) (64 + sizeof(char) * (n) * (bytes) + 75)
 
-/* Makes a fresh state block, with all moments 0, for this optimizer and tensor. If weights is not NULL, it points to n
-   fp32 values: t->weight becomes these values, rounded to nearest, and the residual what the rounding lost. If weights
-   is NULL, t->weight stays as it is and the residual is zero (to fine-tune such weights, see kopt_state_dither()). Then
-   Ranger's slow weights, and t->copy if any, are set to the weights. weights must not overlap t->weight, t->state,
-   t->copy or t->counts, but may be t->copy itself if that is KOPT_F32. Errors: those of the fields of *opt and *t. */
-KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights);
+/* Makes fresh state blocks, with all moments 0, for this optimizer and a list of tensors. If weights is not NULL, it
+   points to kopt_list_length() fp32 values: those of tensors[0] first, then those of tensors[1], and so on. The weights
+   become these values, rounded to nearest, and the residuals what the rounding lost. If weights is NULL, the weights
+   stay as they are and the residuals are zero (to fine-tune such weights, see kopt_state_dither()). Then Ranger's slow
+   weights, and t.copy if any, are set to the weights. weights must not overlap the weights, states, copies or counts of
+   the list, but may be the copy of a single tensor if that is KOPT_F32. All tensors are checked before the first is
+   written. Errors: those of the fields of *opt and the tensors; KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in
+   kopt_optimizer_step(). */
+KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                       const float *weights);
 
 /* For fine-tuning from 16-bit weights, once, after kopt_state_init(.., NULL). Draws each residual at random from all
-   that leave the weight as it is. Then t->weight, which the model reads, moves from the first step on, in the mean over
-   many weights, as far as the weight with its residual. Without it, t->weight changes only after updates of half an ulp
+   that leave the weight as it is. Then t.weight, which the model reads, moves from the first step on, in the mean over
+   many weights, as far as the weight with its residual. Without it, t.weight changes only after updates of half an ulp
    in all, as do 16-bit copies of fp32 weights (docs/fine-tuning.md).
 
-   t->weight does not change, nor would it by a step whose updates are 0. The residual is uniform on each side of the
+   t.weight does not change, nor would it by a step whose updates are 0. The residual is uniform on each side of the
    weight, in 256 levels (EXACT: all that there are). Below a power of two that side is half as wide, and gets half of
    the draws. The residual stays 0 beside zeros (pruned weights), infinity and NaN, and beside bf16 weights below
-   2^-100. Ranger's slow weights get it, too, and t->copy is set again. The draws depend on opt->seed, t->id and the
+   2^-100. Ranger's slow weights get it, too, and t.copy is set again. The draws depend on opt->seed, t.id and the
    global index (stream 6; docs/numerics.md section 8d), so shards get those of the whole tensor. kopt_state_read()
    returns the drawn values; with EXACT the run is, bit for bit, the fp32 run from them.
 
    fp32 weights and KOPT_STOCHASTIC have no such delay, and the call does nothing. Errors, with nothing written:
    KOPT_ERROR_OPTION with KOPT_NEAREST, which keeps no residual, and for kopt_ema(), whose steps undo a draw;
    KOPT_ERROR_STEP if any residual is not 0: after steps, at a second call, or after fp32 values in kopt_state_init() or
-   kopt_state_write(), which need no draw; those of kopt_state_read(). For a GPU call it on the host, before
-   kopt_cuda_state_load(). */
-KOPT_API_ KOPT_RESULT_ kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *t);
+   kopt_state_write(), which need no draw; those of kopt_state_read(); KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in
+   kopt_optimizer_step(). For a GPU call it on the host, before kopt_cuda_state_load(). */
+KOPT_API_ KOPT_RESULT_ kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
 /* An array of kopt_state_read() and kopt_state_write(). KOPT_ERROR_OPTION if the rule does not have this moment. */
 typedef enum kopt_slot {
-    KOPT_WEIGHT = 0,        /* the weights together with their residual */
-    KOPT_FIRST_MOMENT = 1,  /* average of gradients; SGD: the momentum buffer */
-    KOPT_SECOND_MOMENT = 2, /* average of squared gradients, not its root */
-    KOPT_THIRD_MOMENT = 3,  /* AMSGrad: the largest second moment; Adan: the average of gradient differences */
-    KOPT_FOURTH_MOMENT = 4  /* Adan: the previous gradient */
+    KOPT_SLOT_WEIGHT = 0,        /* the weights together with their residual */
+    KOPT_SLOT_FIRST_MOMENT = 1,  /* average of gradients; SGD: the momentum buffer */
+    KOPT_SLOT_SECOND_MOMENT = 2, /* average of squared gradients, not its root */
+    KOPT_SLOT_THIRD_MOMENT = 3,  /* AMSGrad: the largest second moment; Adan: the average of gradient differences */
+    KOPT_SLOT_FOURTH_MOMENT = 4  /* Adan: the previous gradient */
 } kopt_slot;
 
 /* Copies the weights or a moment to out, as n fp32 values: for fp32 checkpoints and for other libraries. out must not
    overlap t->weight, t->state, t->copy or t->counts. KOPT_ERROR_SIZE, _STATE and _MISMATCH: as in kopt_step_range(). */
 KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out);
 
-/* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_WEIGHT also
-   sets the residual, t->copy and Ranger's slow weights. in must not overlap t->weight, t->state, t->copy or t->counts.
+/* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_SLOT_WEIGHT
+   also sets the residual, t->copy and Ranger's slow weights. in must not overlap t->weight, t->state, t->copy or
+   t->counts.
    The errors are those of kopt_state_read(). The values are not checked: the root of a negative second moment is NaN.
 
    Use it also to change weights in the middle of a run (pruning, averaging). If you store a weight directly in
@@ -1029,8 +1083,13 @@ KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_ten
 KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                          const float *in);
 
+/* Explains an error to a human: the first field of *opt that is refused, and what it may be, or the product of fields
+   that is too large for the next step; then the first field or state block of the tensors that is refused. Any argument
+   may be NULL or 0. If it finds nothing, it says so: then the cause is another argument. Never NULL. */
+KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
+
 /* Reads the 64 bytes of a header, of a state block or of a tensor in a checkpoint, into *opt and *t; either of the two
-   may be NULL. Of *t it sets n, id and first_index only. Of *opt it sets all fields:
+   may be NULL. Of *t it sets weight_format, n, id and first_index only. Of *opt it sets all fields:
 
    - The header of a state block has only what may not change between steps: rule, formats, rounding of weights and
      number of moments. lr, seed and step become 0, a momentum above 0 becomes 1.4e-45, all else the default.
@@ -1047,7 +1106,7 @@ KOPT_API_ KOPT_RESULT_ kopt_state_inspect(const void *state, size_t state_size, 
 /* One optimizer step over a list of tensors: begins the step, checks all tensors, then steps them. Call it once per
    iteration, with all tensors of the model: each call that is not refused counts as one step. A gradient that is not
    finite is not refused: it makes the weight and its moments NaN or infinite. Check first (kopt_norm, kopt_all_finite),
-   or use kopt_scaler_step(), which skips such a step. Errors: those of kopt_step_begin() and kopt_step_range(), and:
+   or use kopt_scaler_step(), which skips such a step. Errors: those of kopt_step_begin() and kopt_step_run(), and:
 
    - KOPT_ERROR_ID: the ids of the list do not increase. Otherwise two tensors would draw the same random bits.
      Shards of one tensor have the same id, and each begins at or after the end of the shard before it.
@@ -1067,80 +1126,47 @@ KOPT_API_ KOPT_RESULT_ kopt_optimizer_step(kopt_optimizer *opt, const kopt_tenso
    threads, but not change it. It does the work of kopt_optimizer_step() in parts: by shards, over the frames of a game,
    or by several threads, also on one tensor: kopt_step_begin() once, kopt_step_range() in each thread, then join them.
    Step each element at most once, in any order and ranges; nothing checks this. One left out, like an unused row of an
-   embedding, keeps its weight and moments; StableAdamW and Ranger need all. To skip a step, do not begin it. */
+   embedding, keeps its weight and moments; StableAdamW and Ranger need all. To skip a step, do not begin it. Zeros are
+   a step that has not begun. */
 typedef struct kopt_step {
-    kopt_rule rule;
-    kopt_format weight_format, moment_format;
-    kopt_rounding rounding, moment_rounding, compensation_rounding;
-    int nesterov, zero_grad;
-    int moment_count;                    /* number of moment arrays, 0 to 4 */
-    int moments_only;
-    int unrectified;                     /* RAdam, Ranger: 1: too few steps to estimate the variance; the update is
-                                            rate * m */
-    int sync;                            /* Ranger: 1: this step ends with a synchronization (see opt.lookahead) */
-    int stable;                          /* 1: StableAdamW */
-    float grad_scale;                    /* opt.grad_scale * opt.clip, negated to maximize */
-    float l2, weight_decay;              /* coefficient of the weight in the gradient, and in the update */
-    /* An average becomes beta * average + gain * x, where gain is 1 - beta and the betas are numbered as in the paper
-       of the rule. SGD: beta1 is the momentum, gain1 is 1 - dampening; in step 1 they are 0 and 1. The direction,
-       below, is what the rate multiplies, such as m / (root + eps). */
-    float beta1, gain1;
-    float beta2, gain2;
-    float beta3, gain3;
-    float extrapolation;                 /* Nesterov: coefficient of the first moment (SGD) or of the change of the
-                                            gradient (Adan) that is added to the gradient */
-    float third_scale;                   /* Adan: coefficient of the third moment in the direction */
-    float rate;                          /* coefficient of the direction: lr with the corrections of the rule;
-                                            Adam-atan2: also multiplied by atan2_a */
-    float root_scale;                    /* bias correction of the root: 1 / sqrt(1 - beta^t) with the beta of the
-                                            second moment; RAdam: 1; Adam-atan2: also multiplied by atan2_b. With
-                                            8-bit moments also multiplied by 1.003, from step 2 on */
-    float eps;                           /* that of kopt_optimizer; Adam-atan2: 2^-126 */
-    uint32_t step;                       /* number of the step, from 1; 0: a step that has not begun */
-    uint64_t seed;
-    float sharpness;                     /* Lion: 0: sign(c); above 0: smooth Lion */
-    float slow_scale;                    /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a
-                                            synchronization */
+    uint64_t private_[32];
 } kopt_step;
 
 /* Begins a step: counts it in opt->step and computes its scalars. Errors: those of the fields of kopt_optimizer;
    KOPT_ERROR_RANGE also if a scalar overflows a float; KOPT_ERROR_STEP after 2^32 - 1 steps. */
-KOPT_API_ KOPT_RESULT_ kopt_step_begin(kopt_optimizer *opt, kopt_step *step);
+KOPT_API_ KOPT_RESULT_ kopt_step_begin(kopt_step *step, kopt_optimizer *opt);
 
-/* Steps all elements of a tensor: kopt_step_range(step, t, 0, t->n). */
-KOPT_API_ KOPT_RESULT_ kopt_step_run(const kopt_step *step, const kopt_tensor *t);
+/* Steps all elements of a list of tensors; of one tensor, (step, &t, 1). All are checked before the first element is
+   written. Errors:
 
-/* Steps elements [begin, end) of a tensor; an empty range does nothing. Errors:
+   - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin().
+   - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH: a state block is too small, not initialized, or of another
+     optimizer or tensor.
+   - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in kopt_optimizer_step().
+   - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of a tensor is invalid. */
+KOPT_API_ KOPT_RESULT_ kopt_step_run(const kopt_step *step, const kopt_tensor *tensors, size_t count);
 
-   - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin(). StableAdamW: also if the range is
-     only a part of the n elements and t->stable_scale is 0 (with opt.moments_only it may be 0).
-   - KOPT_ERROR_BOUNDS: begin > end or end > n; 8-bit moments: begin not a multiple of 256, or end neither that nor n.
-   - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH: the state block is too small, not initialized, or of
-     another optimizer or tensor.
-   - KOPT_ERROR_OPTION, KOPT_ERROR_RANGE: a field of t is invalid. */
-KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end);
+/* Elements of a list: the sum of all n. 0 if that does not fit into a size_t, or tensors is NULL. */
+KOPT_API_ size_t kopt_list_length(const kopt_tensor *tensors, size_t count);
 
-/* A list of tensors as one long row of elements: those of tensors[0] first, then those of tensors[1], and so on. Ranges
-   of the row need not end where tensors end, so a model can be stepped in parts of equal cost: by threads, or in the
-   time that each frame of a game has left (docs/examples/lockstep.c). For the norm: kopt_norm_add_grads_range().
+/* Steps elements [begin, end) of a list as one long row: those of tensors[0] first, then those of tensors[1], and so
+   on. Ranges of the row need not end where tensors end, so a model can be stepped in parts of equal cost: by threads,
+   or in the time that each frame of a game has left (docs/examples/lockstep.c). For the norm: kopt_norm_add_range().
 
-       size_t i, n, size = kopt_list_size(tensors, count);
-       kopt_step_begin(&opt, &step);
-       for (i = 0; i < size; i += n) {
-           n = size - i < budget ? size - i : budget;
-           kopt_step_list_range(&step, tensors, count, i, i + n);
+       size_t i, n, length = kopt_list_length(tensors, count);
+       kopt_step_begin(&step, &opt);
+       for (i = 0; i < length; i += n) {
+           n = length - i < budget ? length - i : budget;
+           kopt_step_range(&step, tensors, count, i, i + n);
        }
 
-   kopt_list_size() is the sum of all n; SIZE_MAX if the sum is too large for a size_t, 0 if tensors is NULL. */
-KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count);
-
-/* Steps elements [begin, end) of a list. Checks all tensors of the range before the first element is written; finding
-   them takes one addition per tensor. begin and end are rounded down to the start of a block of 8-bit moments, except
-   at the end of their tensor, so that ranges that cover the list still step each element once. Errors: those of
-   kopt_step_range() and, among the tensors of the range, those of kopt_optimizer_step(); KOPT_ERROR_BOUNDS: begin >
-   end, or end > kopt_list_size(). A tensor that StableAdamW steps in part needs its stable_scale (KOPT_ERROR_STEP). */
-KOPT_API_ KOPT_RESULT_ kopt_step_list_range(const kopt_step *step, const kopt_tensor *tensors, size_t count,
-                                            size_t begin, size_t end);
+   Of k threads, thread i takes [length * i / k, length * (i + 1) / k). begin and end are rounded down to the start of a
+   block of 256 8-bit moments, except at the end of their tensor, so that ranges that cover the list still step each
+   element once. Finding the tensors takes one addition for each. Errors, among the tensors of the range: those of
+   kopt_step_run(); KOPT_ERROR_STEP also if StableAdamW steps a part of a tensor whose stable_scale is 0 (with
+   opt.moments_only it may be 0); KOPT_ERROR_BOUNDS: begin > end, or end > kopt_list_length(). */
+KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor *tensors, size_t count, size_t begin,
+                                       size_t end);
 
 /* ---- CHECKPOINTS ------------------------------------------------------------------------------------------------- */
 
@@ -1218,12 +1244,12 @@ KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_op
 
 /* An exact sum of squares: a long integer that is never rounded. It does not depend on the order, the slicing, the
    threads, the ranks (processes of MPI or NCCL) or the machine. The same pass counts the values that are not finite.
-   Begin with zeros: `kopt_norm norm = {{0}, 0};`. Give each thread a kopt_norm of its own, and merge them with
+   Begin with zeros: `kopt_norm norm = {0};`. Give each thread a kopt_norm of its own, and merge them with
    kopt_norm_merge(). Over ranks, sum the 21 words as uint64_t (MPI_SUM, ncclSum). Up to 2^32 kopt_norm may be summed
    in this way before one of the functions below reads the sum. */
 typedef struct kopt_norm {
-    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i) */
     uint64_t nonfinite; /* number of values that are infinite or NaN; the sum does not contain them */
+    uint64_t digit[20]; /* sum of squares * 2^298 = the sum of digit[i] * 2^(32 * i) */
 } kopt_norm;
 
 /* Adds the squares of n values to *norm. */
@@ -1235,29 +1261,28 @@ KOPT_API_ KOPT_RESULT_ kopt_norm_merge(kopt_norm *norm, const kopt_norm *other);
 /* Adds the squares of the gradients of a list of tensors. Of each tensor it reads grad, grad_format and n. */
 KOPT_API_ KOPT_RESULT_ kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *tensors, size_t count);
 
-/* The same for elements [begin, end) of a list, with the KOPT_ERROR_BOUNDS of kopt_step_list_range(): see there. */
-KOPT_API_ KOPT_RESULT_ kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count,
+/* The same for elements [begin, end) of a list, with the KOPT_ERROR_BOUNDS of kopt_step_range(): see there. */
+KOPT_API_ KOPT_RESULT_ kopt_norm_add_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count,
                                                  size_t begin, size_t end);
 
-/* The square root of the sum, rounded once to nearest even. Infinity if nonfinite is not 0, 0 if norm is NULL. */
+/* The square root of the sum, rounded once to nearest even. Infinity if nonfinite is not 0, NaN if norm is NULL. */
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm);
 
 /* The coefficient of torch.nn.utils.clip_grad_norm_. Store it in opt.clip: clipping then needs no pass of its own. It
    is min(1, max_norm / (norm * |grad_scale| + 1e-6)). Pass opt.grad_scale as grad_scale: max_norm is then in units of
-   the scaled gradient. There are two special values:
-
-   - 1 (no clipping) if norm is NULL or max_norm is 0, negative, infinite or NaN, even if a gradient is not finite.
-   - 0 otherwise, if a gradient is not finite, or |grad_scale| above 1e100 or NaN. Do not step then: 0 * NaN is NaN. */
-KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale);
+   the scaled gradient. A max_norm of 0 means no clipping: 1. NaN, with which kopt_step_begin() refuses the step
+   (KOPT_ERROR_RANGE), where the step must not happen, whatever max_norm is: if a gradient is not finite, norm is NULL,
+   max_norm is negative, infinite or NaN, or |grad_scale| is above 1e100 or NaN. */
+KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale);
 
 /* StableAdamW (Wortsman et al. 2023) over ranges, threads, shards or ranks. Its scale depends on the whole tensor,
    so measure all ranges before any element is stepped:
 
-       kopt_norm norm = {{0}, 0};                           one per thread or rank
-       kopt_stable_measure(&step, &t, begin, end, &norm);   each range once
-       kopt_norm_merge(&norm, &other);                      all into one
-       t.stable_scale = kopt_stable_scale(&norm, n);        n of the whole tensor
-       kopt_step_range(&step, &t, begin, end);              each range once
+       kopt_norm norm = {0};                                     one per thread or rank
+       kopt_norm_add_stable(&norm, &step, &t, begin, end);       each range once
+       kopt_norm_merge(&norm, &other);                           all into one
+       t.stable_scale = kopt_norm_stable_scale(&norm, n);        n of the whole tensor
+       kopt_step_range(&step, &t, 1, begin, end);                each range once
 
    t.stable_scale belongs to one step: measure again, or set it to 0, before the next. If it is 0, a step over all n
    elements (kopt_step_run, kopt_optimizer_step, kopt_scaler_step, or kopt_step_range from 0 to n) measures these n
@@ -1266,12 +1291,12 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
    Adds the squares of g / max(sqrt(v) * root_scale, eps), with v as after the step (docs/numerics.md section 6a), of
    elements begin to end - 1 to *norm. The sum is exact: the slicing does not matter. The tensor is only read. Errors:
    those of kopt_step_range(), but with 8-bit moments any begin and end; KOPT_ERROR_OPTION if not StableAdamW. */
-KOPT_API_ KOPT_RESULT_ kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                           kopt_norm *norm);
+KOPT_API_ KOPT_RESULT_ kopt_norm_add_stable(kopt_norm *norm, const kopt_step *step, const kopt_tensor *t, size_t begin,
+                                            size_t end);
 
 /* The factor of the learning rate: 1 / max(1, RMS), where the RMS is that of the n ratios whose squares norm sums. It
-   is 1 if norm is NULL, n is 0 or a ratio is not finite. */
-KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n);
+   is 1 if n is 0 or a ratio is not finite, NaN if norm is NULL. */
+KOPT_API_ double kopt_norm_stable_scale(const kopt_norm *norm, uint64_t n);
 
 /* torch.nn.utils.clip_grad_value_: limits magnitudes in place. limit, in units of the loss-scaled gradient, is rounded
    towards zero to the format; KOPT_ERROR_RANGE if negative, infinite or NaN. Infinity becomes limit, NaN stays NaN. */
@@ -1286,51 +1311,53 @@ KOPT_API_ KOPT_RESULT_ kopt_clip_value(void *x, kopt_format format, size_t n, do
    Gradients are divided by the scale before they enter the moments, so fp16 moments lose what that saved: in 1000 steps
    they move a weight 0.81 times as far as fp32 ones if |g| is 1e-7, 0.18 times if 1e-8. Use bf16 (default) or fp32. */
 typedef struct kopt_scaler {
-    float scale;         /* of the loss: a positive normal float, default 65536 */
-    float minimum;       /* an overflow does not lower the scale below it: finite, >= 0. Default 0: no minimum */
+    double scale;        /* of the loss: a positive normal float, default 65536 */
+    double minimum;      /* an overflow does not lower the scale below it: >= 0, at most 3e38. Default 0: no minimum */
     double growth;       /* in (1, 1e30], default 2: factor after `interval` steps without overflow */
     double backoff;      /* in [1e-30, 1), default 0.5: factor after an overflow */
     uint32_t interval;   /* > 0, default 2000: see growth */
     uint32_t hysteresis; /* > 0, default 1: from this many overflows in a row on, each lowers the scale (NVIDIA apex) */
     uint32_t good, bad;  /* steps since the last overflow or growth; overflows in a row. 0 for a new run */
     uint64_t steps_;     /* the largest step count of its optimizers; 0 for a new run */
+    uint64_t reserved_;  /* 0 */
 } kopt_scaler;
 
+#ifndef KAHAN_OPT_BINDINGS
 /* A scaler with the defaults. */
-KOPT_API_ kopt_scaler kopt_grad_scaler(void);
+KOPT_INLINE_ kopt_scaler kopt_scaler_of(void) {
+    const kopt_scaler s = {65536, 0, 2, 0.5, 2000, 1, 0, 0, 0, 0};
+    return s;
+}
+#endif
 
 /* Updates the scale after a step, taken or skipped. found_inf tells whether a gradient of any rank was not finite:
    pass norm.nonfinite != 0, after the sum over ranks. A change that would make the scale infinite or subnormal is not
    made. kopt_scaler_begin() and kopt_scaler_step() call this function themselves. */
 KOPT_API_ KOPT_RESULT_ kopt_scaler_update(kopt_scaler *scaler, int found_inf);
 
-/* kopt_step_begin() with a loss scale, for ranges, threads, frames and ranks: begins *step, then updates the scale.
-   norm is that of all gradients that this step reads, over all ranks, as they are in memory (still multiplied by the
-   loss scale). The step multiplies the gradients by opt->grad_scale / scaler->scale, then clips their norm to
-   max_norm; 0 means no clipping. opt->clip must be valid but has no effect. Only the field step of *opt is written.
+/* kopt_step_begin() with a loss scale, for ranges, threads, frames and ranks, and for one optimizer, (.., &step, &opt,
+   1, ..), or all whose gradients were made with this scale (parameter groups): begins steps[i] of opts[i], i below
+   count, all or none of them, then updates the scale once. norm is that of all gradients that these steps read, over
+   all ranks, as they are in memory (still multiplied by the loss scale). Each step multiplies the gradients by its
+   grad_scale / scaler->scale, then clips their norm to max_norm; 0 means no clipping. clip of an optimizer must be
+   valid but has no effect. Only the field step of the optimizers is written.
 
-   If a gradient is not finite, the step is skipped: *opt is unchanged, and functions that take *step refuse it with
-   KOPT_ERROR_STEP. *skipped, which may be NULL, is set to 1 for a skipped step and to 0 for any other. Errors: those
-   of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, for a quotient of the scales above 3e38, and
-   for a max_norm that is negative, infinite or NaN; KOPT_ERROR_MISMATCH: see kopt_scaler_begin_all(). */
-KOPT_API_ KOPT_RESULT_ kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
-                                         double max_norm, kopt_step *step, int *skipped);
+   If a gradient is not finite, the steps are skipped: the optimizers are unchanged, and functions that take such a step
+   refuse it with KOPT_ERROR_STEP. *skipped, which may be NULL, is set to 1 for skipped steps and to 0 for others.
+   Errors: those of kopt_step_begin(); KOPT_ERROR_RANGE also for a field of the scaler, for a quotient of the scales
+   above 3e38, for a max_norm that is negative, infinite or NaN, and if count is 0.
 
-/* The same for several optimizers (parameter groups) whose gradients were made with one loss scale: begins steps[i] of
-   opts[i], i below count, all or none of them, then updates the scale once. norm is that of the gradients of all
-   groups, and is clipped with the grad_scale of each group.
-
-   Do not call kopt_scaler_begin() or kopt_scaler_step() for one group after the other: the first call changes the scale
-   that the gradients of the others have. KOPT_ERROR_MISMATCH refuses that: all optimizers of a call have made fewer
-   steps than one that the scaler was used with before. Two losses, each with a backward pass of its own, need a scaler
-   each. If an optimizer goes back to an older checkpoint, the scaler goes back with it, or begins again: *scaler =
-   kopt_grad_scaler(). KOPT_ERROR_RANGE if count is 0, KOPT_ERROR_OVERLAP if an optimizer is listed twice. */
-KOPT_API_ KOPT_RESULT_ kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer *const *opts, size_t count,
-                                             const kopt_norm *norm, double max_norm, kopt_step *steps, int *skipped);
+   Do not call it, or kopt_scaler_step(), for one group after the other: the first call changes the scale that the
+   gradients of the others have. KOPT_ERROR_MISMATCH refuses that: all optimizers of a call have made fewer steps than
+   one that the scaler was used with before. Two losses, each with a backward pass of its own, need a scaler each. If an
+   optimizer goes back to an older checkpoint, the scaler goes back with it, or begins again: *scaler =
+   kopt_scaler_of(). */
+KOPT_API_ KOPT_RESULT_ kopt_scaler_begin(kopt_scaler *scaler, kopt_step *steps, kopt_optimizer *opts, size_t count,
+                                         const kopt_norm *norm, double max_norm, int *skipped);
 
 /* The functions that kopt_scaler_step() calls; each gets user as its first argument. Either function may be NULL. */
 typedef struct kopt_closure {
-    void (*evaluate)(void *user, float scale);    /* forward pass, and backward pass of scale * loss into the
+    void (*evaluate)(void *user, double scale);   /* forward pass, and backward pass of scale * loss into the
                                                      gradients */
     void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of *norm over all ranks */
     void *user;
@@ -1355,19 +1382,21 @@ KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt
    When the sum is complete, set t.grad = a.sum, t.grad_format = a.format and, for the mean, opt.grad_scale = 1.0 /
    a.count; after the step, a.count = 0. Slices of an array need one accumulator each, with its own first_index. */
 typedef struct kopt_accumulator {
-    void *sum;                           /* n values of format; the first addition does not read it */
-    void *residual;                      /* KAHAN and EXACT: 2 * n bytes; COMPACT: n bytes; otherwise, and with
-                                            KOPT_F32, it is not used and may be NULL */
-    kopt_format format;                  /* of the sum: KOPT_F32, KOPT_BF16 or KOPT_FP16 */
-    kopt_rounding rounding;              /* of the sum */
-    kopt_rounding compensation_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights */
+    uint32_t made_;                  /* set by kopt_accumulator_of() */
+    kopt_format format;              /* of the sum: KOPT_F32, KOPT_BF16 or KOPT_FP16 */
+    kopt_rounding rounding;          /* of the sum */
+    kopt_rounding residual_rounding; /* KOPT_STOCHASTIC (default) or KOPT_NEAREST, as for weights */
+    void *sum;                       /* n values of format; the first addition does not read it */
+    void *residual;                  /* KAHAN and EXACT: 2 * n bytes; COMPACT: n bytes; otherwise, and with KOPT_F32,
+                                        it is not used and may be NULL */
     size_t n;
-    uint32_t count;                      /* micro-batches in the sum; set it to 0 to begin a new sum */
-    uint32_t step;                       /* additions so far; do not set it back, or random bits repeat (they are
-                                            those of seed, step, id and stream 2) */
-    uint32_t id;                         /* gives each sum random bits of its own; default 0 */
-    uint64_t seed, first_index;          /* default 0; first_index is below 2^63 (KOPT_ERROR_BOUNDS) */
-    uint32_t made_;                      /* set by kopt_accumulator_of() */
+    size_t reserved_n_;              /* 0 */
+    uint32_t count;                  /* micro-batches in the sum; set it to 0 to begin a new sum */
+    uint32_t step;                   /* additions so far; do not set it back, or random bits repeat (they are those of
+                                        seed, step, id and stream 2) */
+    uint32_t id;                     /* gives each sum random bits of its own; default 0 */
+    uint32_t reserved32_;            /* 0 */
+    uint64_t seed, first_index;      /* default 0; first_index is below 2^63 (KOPT_ERROR_BOUNDS) */
 } kopt_accumulator;
 
 /* An accumulator of this format: with KAHAN if residual is not NULL (2 bytes per value), otherwise with STOCHASTIC;
@@ -1377,7 +1406,8 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
 /* sum += grad * scale, stored like a weight (docs/numerics.md section 11), and counts it in a->count. grad has a->n
    values and must not overlap the sum or the residual. Errors: KOPT_ERROR_RANGE if scale is not a finite number,
    KOPT_ERROR_STEP after 2^32 - 1 additions. */
-KOPT_API_ KOPT_RESULT_ kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale);
+KOPT_API_ KOPT_RESULT_ kopt_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                            double scale);
 
 /* Copies sum + residual to out, as n fp32 values; zeros if a->count is 0. out must overlap neither of the two. */
 KOPT_API_ KOPT_RESULT_ kopt_accumulator_read(const kopt_accumulator *a, float *out);
@@ -1393,36 +1423,33 @@ KOPT_API_ KOPT_RESULT_ kopt_accumulator_read(const kopt_accumulator *a, float *o
    Skip a gradient that contains infinity or NaN (kopt_norm tells). In BF16 and FP16 such a value arrives as it is. In
    Q8 and SIGN all 256 values that share its scale arrive as NaN. The residuals of these values become zero. */
 typedef struct kopt_compressor {
-    kopt_format code;                /* of the result: KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_SIGN */
-    kopt_rounding rounding;          /* KOPT_NEAREST or KOPT_STOCHASTIC. KOPT_SIGN: NEAREST has the mean of |x| as
-                                        its scale; STOCHASTIC draws unbiased signs with the largest |x| as their
-                                        scale. Their variance is too large for error feedback: with a residual they
-                                        are refused (KOPT_ERROR_OPTION) */
-    void *residual;                  /* NULL: no error feedback. Otherwise n values of residual_format, which are not
-                                        read while step is 0 */
-    kopt_format residual_format;     /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16 */
+    uint32_t made_;                  /* set by kopt_compressor_of() */
+    kopt_format code;                /* of the result: KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_Q1 */
+    kopt_rounding rounding;          /* KOPT_NEAREST or KOPT_STOCHASTIC. KOPT_Q1: NEAREST has the mean of |x| as its
+                                        scale; STOCHASTIC draws unbiased signs with the largest |x| as their scale.
+                                        Their variance is too large for error feedback: with a residual they are
+                                        refused (KOPT_ERROR_OPTION) */
     kopt_rounding residual_rounding; /* of 16-bit residuals: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
-    size_t n;
+    kopt_format residual_format;     /* KOPT_F32, KOPT_BF16 (default) or KOPT_FP16 */
     uint32_t step;                   /* gradients compressed so far; the random bits are those of (seed, step, id,
                                         streams 3 and 4) */
     uint32_t id;                     /* gives each gradient random bits of its own; default 0 */
+    uint32_t reserved32_;            /* 0 */
+    void *residual;                  /* NULL: no error feedback. Otherwise n values of residual_format, which are not
+                                        read while step is 0 */
+    size_t n;
     uint64_t seed;
-    uint64_t first_index;            /* of a slice: the index of its element 0 in the whole; below 2^63, with Q8 and
-                                        SIGN a multiple of 256 (KOPT_ERROR_BOUNDS). The codes of slices, each with
-                                        its own compressor, are then those of the whole */
-    uint32_t made_;                  /* set by kopt_compressor_of() */
+    uint64_t first_index;            /* of a slice: the index of its element 0 in the whole; below 2^63, with Q8 and Q1
+                                        a multiple of 256 (KOPT_ERROR_BOUNDS). The codes of slices, each with its own
+                                        compressor, are then those of the whole */
 } kopt_compressor;
 
 /* A compressor with NEAREST and a bf16 residual, or, if residual is NULL, with STOCHASTIC. seed, id and first_index
    are 0. kopt_compress() refuses any other compressor with KOPT_ERROR_UNINITIALIZED. */
 KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, size_t n);
 
-/* The size of the code of n values, in bytes. If n is a multiple of 256, this is also the offset of element n in a
-   longer code. The result is 0 if the format is not one of a code or n is too large. */
-KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n);
-
 /* Writes the code of gradient + residual to out, stores what the code loses in the residual, and counts it in c->step.
-   out_size must be at least kopt_compressed_size(c->code, c->n), otherwise KOPT_ERROR_SIZE. grad has c->n values. out,
+   out_size must be at least kopt_format_size(c->code, c->n), otherwise KOPT_ERROR_SIZE. grad has c->n values. out,
    grad and the residual must not overlap. BF16 and FP16 codes are numbers in the byte order of the machine; the bytes
    of Q8 and SIGN are the same on every machine. KOPT_ERROR_STEP after 2^32 - 1 calls. */
 KOPT_API_ KOPT_RESULT_ kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
@@ -1485,16 +1512,16 @@ KOPT_API_ KOPT_RESULT_ kopt_vmath_sincospi(float *sine, float *cosine, const flo
 /* The functions of kopt_map(), with s(x) = 1 / (1 + e^-x), P the cumulative distribution function of the standard
    normal distribution, and g(x) = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
 typedef enum kopt_function {
-    KOPT_EXP = 0,
-    KOPT_LOG = 1,
-    KOPT_TANH = 2,
-    KOPT_SIGMOID = 3,         /* s(x)                                                                            */
-    KOPT_SILU = 4,            /* x s(x)                                                                          */
-    KOPT_GELU = 5,            /* x P(x) = x (1 + erf(x / sqrt(2))) / 2                                           */
-    KOPT_GELU_TANH = 6,       /* x s(g(x)) = x (1 + tanh(g(x) / 2)) / 2                                          */
-    KOPT_SOFTPLUS = 7,        /* log(1 + e^x)                                                                    */
+    KOPT_FN_EXP = 0,
+    KOPT_FN_LOG = 1,
+    KOPT_FN_TANH = 2,
+    KOPT_FN_SIGMOID = 3,         /* s(x)                                                                            */
+    KOPT_FN_SILU = 4,            /* x s(x)                                                                          */
+    KOPT_FN_GELU = 5,            /* x P(x) = x (1 + erf(x / sqrt(2))) / 2                                           */
+    KOPT_FN_GELU_TANH = 6,       /* x s(g(x)) = x (1 + tanh(g(x) / 2)) / 2                                          */
+    KOPT_FN_SOFTPLUS = 7,        /* log(1 + e^x)                                                                    */
     KOPT_TANH_SLOPE = 8,      /* 1 - tanh(x)^2                                                                   */
-    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x). The slope of KOPT_SOFTPLUS is KOPT_SIGMOID                          */
+    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x). The slope of KOPT_FN_SOFTPLUS is KOPT_FN_SIGMOID                    */
     KOPT_SILU_SLOPE = 10,     /* s(x) + x s(x) s(-x)                                                             */
     KOPT_GELU_SLOPE = 11,     /* P(x) + x P'(x)                                                                  */
     KOPT_GELU_TANH_SLOPE = 12 /* s(g(x)) + x s(g(x)) s(-g(x)) g'(x)                                              */
@@ -1504,12 +1531,12 @@ typedef enum kopt_function {
    is nearest to the true value, ties to even. An infinity gives the limit (a zero has the sign of the side from which f
    approaches it). Subnormal inputs and results stay subnormal. NaN, and log below 0, give the canonical NaN. out may
    be x; partial overlap is refused. */
-KOPT_API_ KOPT_RESULT_ kopt_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_map(void *out, const void *x, kopt_format format, size_t n, kopt_function f);
 
-/* dx[i] = dy[i] * f'(x[i]), for f from KOPT_EXP to KOPT_SOFTPLUS except KOPT_LOG. The slope is rounded as in
+/* dx[i] = dy[i] * f'(x[i]), for f from KOPT_FN_EXP to KOPT_FN_SOFTPLUS except KOPT_FN_LOG. The slope is rounded as in
    kopt_map(), its exact product with dy is rounded to nearest even. dx may be dy or x; partial overlap is refused. */
-KOPT_API_ KOPT_RESULT_ kopt_map_backward(kopt_function f, void *dx, const void *dy, const void *x, kopt_format format,
-                                        size_t n);
+KOPT_API_ KOPT_RESULT_ kopt_map_backward(void *dx, const void *dy, const void *x, kopt_format format, size_t n,
+                                        kopt_function f);
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
@@ -1526,10 +1553,6 @@ KOPT_API_ KOPT_RESULT_ kopt_normal(void *out, kopt_format format, size_t n, doub
 KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, double low, double high,
                                     kopt_random_key key);
 
-#endif
-
-#ifndef __AVR__
-#pragma pack(pop)
 #endif
 
 /* clang-format on */
@@ -1686,7 +1709,7 @@ enum {
 };
 #define KOPT_MAGIC_ 0x54504F4Bu /* "KOPT", at the start of a state block */
 
-/* The scale of a block of 256 codes, from its largest magnitude (KOPT_SIGN to nearest: its mean), as bits of fp32. 0 if
+/* The scale of a block of 256 codes, from its largest magnitude (KOPT_Q1 to nearest: its mean), as bits of fp32. 0 if
    that is 0 or subnormal; NaN (7FC00000) if infinite or NaN: then the block decodes to NaN. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
@@ -1706,16 +1729,52 @@ KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
     return power > 0x00800000u ? power - 0x00800000u : 0;
 }
 
+/* A step that has begun: what the caller's kopt_step holds. */
+typedef struct kopt_begun_ {
+    kopt_rule rule;
+    kopt_format moment_format;
+    kopt_rounding rounding, moment_rounding, residual_rounding;
+    int nesterov, zero_grad;
+    int moment_count; /* number of moment arrays, 0 to 4 */
+    int moments_only;
+    int unrectified;        /* RAdam, Ranger: 1: too few steps to estimate the variance; the update is rate * m */
+    int sync;               /* Ranger: 1: this step ends with a synchronization (see opt.lookahead) */
+    int stable;             /* 1: StableAdamW */
+    float grad_scale;       /* opt.grad_scale * opt.clip, negated to maximize */
+    float l2, weight_decay; /* coefficient of the weight in the gradient, and in the update */
+    /* An average becomes beta * average + gain * x, where gain is 1 - beta and the betas are numbered as in the paper
+       of the rule. SGD: beta1 is the momentum, gain1 is 1 - dampening; in step 1 they are 0 and 1. The direction,
+       below, is what the rate multiplies, such as m / (root + eps). */
+    float beta1, gain1;
+    float beta2, gain2;
+    float beta3, gain3;
+    float extrapolation;  /* Nesterov: coefficient of the first moment (SGD) or of the change of the gradient (Adan)
+                                that is added to the gradient */
+    float third_scale;    /* Adan: coefficient of the third moment in the direction */
+    float rate;           /* coefficient of the direction: lr with the corrections of the rule; Adam-atan2: also
+                                multiplied by atan2_a */
+    float undecayed_rate; /* the rate without weight decay, which is another one with Adan only */
+    float root_scale;     /* bias correction of the root: 1 / sqrt(1 - beta^t) with the beta of the second moment;
+                                RAdam: 1; Adam-atan2: also multiplied by atan2_b. With 8-bit moments also multiplied
+                                by 1.003, from step 2 on */
+    float eps;            /* that of kopt_optimizer; Adam-atan2: 2^-126 */
+    uint32_t step;        /* number of the step, from 1; 0: a step that has not begun */
+    uint64_t seed;
+    float sharpness;  /* Lion: 0: sign(c); above 0: smooth Lion */
+    float slow_scale; /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a synchronization */
+} kopt_begun_;
+typedef char kopt_step_has_room_[sizeof(kopt_begun_) <= sizeof(kopt_step) ? 1 : -1];
+
 /* A step of elements [begin, end) of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
-    const kopt_step *step;
+    const kopt_begun_ *step;
     kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
     kopt_counts *counts;                                                            /* may be NULL */
-    kopt_format grad_format, copy_format, moment_format;                            /* in memory */
+    kopt_format weight_format, grad_format, copy_format, moment_format;             /* in memory */
     size_t begin, end, scale; /* scale: bytes from the codes of an 8-bit moment to its scales */
     uint64_t first;           /* global index of element 0 */
     uint32_t id, stream;      /* of the random bits */
-    float rate, weight_decay;
+    float rate, weight_decay, l2;
     int buffered; /* moment[] are fp32 buffers (means of squares as roots); the caller rounds and stores them */
 } kopt_job_;
 
@@ -1755,7 +1814,7 @@ typedef struct kopt_tool_ {
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
 #endif
 
-enum { KOPT_LAST_RULE_ = KOPT_ADAM_ATAN2, KOPT_LAST_ROUNDING_ = KOPT_EXACT };
+enum { KOPT_LAST_RULE_ = KOPT_RULE_ADAM_ATAN2, KOPT_LAST_ROUNDING_ = KOPT_EXACT };
 #ifdef KAHAN_OPT_VMATH
 enum { KOPT_HAS_VMATH_ = 1 };
 #else
@@ -1768,7 +1827,7 @@ KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
 
 /* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments store its root. */
 KOPT_ALWAYS_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
-    return moment == 1 || (moment == 2 && rule == KOPT_ADAM);
+    return moment == 1 || (moment == 2 && rule == KOPT_RULE_ADAM);
 }
 
 KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
@@ -1984,7 +2043,7 @@ static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *bet
 
 #ifdef __CUDA_ARCH__
 /* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one. Four bits of the step at a time. */
-static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1,
+static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correction1,
                                                       float *correction2) {
     const int even = (int)(threadIdx.x & 30u);
     const uint32_t pair = 3u << even;
@@ -2009,7 +2068,7 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
 }
 #else
 /* kopt_beta_() of beta1 and beta2, side by side: neither waits for the other. */
-static void kopt_betas_(const kopt_optimizer *opt, kopt_step *s, float *correction1, float *correction2) {
+static void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correction1, float *correction2) {
     float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = kopt_as_f32_(0);
     float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = r1;
     uint32_t step = s->step;
@@ -2168,22 +2227,23 @@ enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4,
 typedef struct kopt_kind_ {
     kopt_rule rule;
     kopt_format weight, grad, moment;
-    kopt_rounding rounding, moment_rounding, compensation_rounding;
+    kopt_rounding rounding, moment_rounding, residual_rounding;
     int moment_count, nesterov;
     int buffered; /* moments are in fp32 buffers, and are rounded when they leave them */
 } kopt_kind_;
 
 /* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
 KOPT_ALWAYS_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
-    const kopt_step *s = j->step;
+    const kopt_begun_ *s = j->step;
+    const int adam = s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER; /* they differ in scalars only */
     kopt_kind_ kind;
-    kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* they differ in scalars only */
-    kind.weight = s->weight_format;
+    kind.rule = adam ? KOPT_RULE_ADAM : s->rule;
+    kind.weight = j->weight_format;
     kind.grad = j->grad_format;
     kind.moment = scalar && j->moment_format == KOPT_Q8 ? KOPT_F32 : j->moment_format;
     kind.rounding = s->rounding;
     kind.moment_rounding = s->moment_rounding;
-    kind.compensation_rounding = s->compensation_rounding;
+    kind.residual_rounding = s->residual_rounding;
     kind.moment_count = s->moment_count;
     kind.nesterov = s->nesterov;
     kind.buffered = j->buffered;
@@ -2198,7 +2258,7 @@ KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
 
 /* AMSGrad's maximum, which does not accumulate, is always rounded to nearest. */
 KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
-    return moment == 2 && kind.rule == KOPT_ADAM ? KOPT_NEAREST : kind.moment_rounding;
+    return moment == 2 && kind.rule == KOPT_RULE_ADAM ? KOPT_NEAREST : kind.moment_rounding;
 }
 
 /* Does any store of such a step draw random bits? */
@@ -2206,8 +2266,7 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
     if (kind.moment_count != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
     if (kind.weight == KOPT_F32) return 0;
     if (kind.rounding == KOPT_STOCHASTIC) return 1;
-    return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) &&
-           kind.compensation_rounding == KOPT_STOCHASTIC;
+    return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) && kind.residual_rounding == KOPT_STOCHASTIC;
 }
 
 #ifdef KOPT_VECTOR_CODE_
@@ -2433,112 +2492,81 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* made_ of a struct that a constructor made; others are refused (KOPT_ERROR_UNINITIALIZED). */
 #define KOPT_MADE_ 0x4D414445u
+#define KOPT_FOREIGN_ 0x4E474945u /* by another header: KOPT_ERROR_VERSION */
 
 /* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
    in thousandths, because no flag of a compiler changes an integer. */
 static const struct kopt_rule_row_ {
     kopt_byte_ moments, optional, decay_mode;
     uint32_t weight_decay, beta1, beta2, inverse_eps;
-} kopt_rules_[] = {{0, 1, KOPT_L2, 0, 900, 999, 100000000},         /* SGD */
-                   {2, 1, KOPT_L2, 0, 900, 999, 100000000},         /* Adam */
-                   {1, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000},  /* Lion */
-                   {4, 0, KOPT_DECOUPLED, 20, 980, 920, 1000000},   /* Adan */
-                   {2, 0, KOPT_L2, 0, 900, 999, 100000000},         /* RAdam */
-                   {2, 0, KOPT_DECOUPLED, 0, 900, 990, 1000000},    /* Ranger */
-                   {0, 0, KOPT_L2, 0, 900, 999, 100000000},         /* EMA */
-                   {2, 0, KOPT_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
+} kopt_rules_[] = {{0, 1, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* SGD */
+                   {2, 1, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* Adam */
+                   {1, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000},  /* Lion */
+                   {4, 0, KOPT_DECAY_DECOUPLED, 20, 980, 920, 1000000},   /* Adan */
+                   {2, 0, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* RAdam */
+                   {2, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 1000000},    /* Ranger */
+                   {0, 0, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* EMA */
+                   {2, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
 typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_LAST_RULE_ + 1 ? 1 : -1];
 
 static double kopt_thousandths_(uint32_t n) { return kopt_div64_((double)n, 1000); }
 
-static KOPT_NOINLINE_ kopt_optimizer kopt_make_optimizer_(kopt_rule rule, double lr) {
+/* Sets the fields of an optimizer of zeros. */
+static KOPT_NOINLINE_ void kopt_set_defaults_(kopt_optimizer *opt, kopt_rule rule, double lr) {
     const struct kopt_rule_row_ *row = &kopt_rules_[rule];
     kopt_environment_ environment;
-    kopt_optimizer opt;
     kopt_enter_(&environment);
-    memset(&opt, 0, sizeof opt);
-    opt.rule = rule;
-    opt.weight_format = opt.moment_format = KOPT_BF16;
-    opt.rounding = KOPT_KAHAN;
-    opt.moment_rounding = opt.compensation_rounding = KOPT_STOCHASTIC;
-    opt.decay_mode = (kopt_decay_mode)row->decay_mode;
-    opt.lr = opt.max_lr = lr;
-    opt.weight_decay = kopt_thousandths_(row->weight_decay);
-    opt.lookahead = 6;
-    opt.lookahead_rate = 0.5;
-    opt.beta1 = kopt_thousandths_(row->beta1);
-    opt.beta2 = kopt_thousandths_(row->beta2);
-    opt.beta3 = kopt_thousandths_(990);
-    opt.eps = kopt_div64_(1, (double)row->inverse_eps);
-    opt.grad_scale = opt.clip = opt.atan2_b = 1;
-    opt.atan2_a = kopt_thousandths_(1270);
-    opt.made_ = KOPT_MADE_;
+    opt->made_ = KOPT_MADE_;
+    opt->rule = rule;
+    opt->rounding = KOPT_KAHAN;
+    opt->moment_format = KOPT_BF16;
+    opt->moment_rounding = opt->residual_rounding = KOPT_STOCHASTIC;
+    opt->decay_mode = (kopt_decay_mode)row->decay_mode;
+    opt->lr = opt->max_lr = lr;
+    if (rule == KOPT_RULE_EMA) /* -1 is refused; 1 - decay would be in range for decays like -1e-300 */
+        opt->lr = opt->max_lr = kopt_between_(lr, 0, 1) ? kopt_sub64_(1, lr) : -1;
+    opt->weight_decay = kopt_thousandths_(row->weight_decay);
+    opt->lookahead = 6;
+    opt->lookahead_rate = 0.5;
+    opt->beta1 = kopt_thousandths_(row->beta1);
+    opt->beta2 = kopt_thousandths_(row->beta2);
+    opt->beta3 = kopt_thousandths_(990);
+    opt->eps = kopt_div64_(1, (double)row->inverse_eps);
+    opt->grad_scale = opt->clip = opt->atan2_b = 1;
+    opt->atan2_a = kopt_thousandths_(1270);
     kopt_leave_(&environment);
-    return opt;
 }
 
-KOPT_API_ kopt_optimizer kopt_sgd(double lr, double momentum) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_SGD, lr);
-    opt.momentum = momentum;
-    return opt;
+KOPT_API_ kopt_result kopt_optimizer_init(kopt_optimizer *opt, kopt_rule rule, double lr, int version, size_t opt_size,
+                                          size_t tensor_size) {
+    const int stable = rule == KOPT_RULE_STABLE_ADAMW, adamw = rule == KOPT_RULE_ADAMW || stable;
+    const int smooth = rule == KOPT_RULE_SMOOTH_LION;
+    const int same_version = KOPT_VERSION < 10000 ? version == KOPT_VERSION : version / 10000 == KOPT_VERSION / 10000;
+    const uint32_t foreign = KOPT_FOREIGN_;
+    if (opt == NULL) return KOPT_ERROR_NULL;
+    memset(opt, 0, opt_size); /* the caller's size: never beyond its struct */
+    if (!same_version || opt_size != sizeof *opt || tensor_size != sizeof(kopt_tensor)) {
+        if (opt_size >= sizeof foreign) memcpy(opt, &foreign, sizeof foreign);
+        return KOPT_ERROR_VERSION;
+    }
+    if ((rule == KOPT_RULE_ADAM_ATAN2 || smooth) && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
+    if (adamw) rule = KOPT_RULE_ADAM;
+    if (smooth) rule = KOPT_RULE_LION;
+    if ((unsigned)rule > KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
+    kopt_set_defaults_(opt, rule, lr);
+    if (adamw) {
+        opt->decay_mode = KOPT_DECAY_DECOUPLED;
+        opt->weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
+    }
+    if (stable) {
+        opt->stable = 1;
+        opt->beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
+        opt->eps = KOPT_1E_MINUS_6_;
+    }
+    return KOPT_OK;
 }
 
-KOPT_API_ kopt_optimizer kopt_adam(double lr) { return kopt_make_optimizer_(KOPT_ADAM, lr); }
-
-KOPT_API_ kopt_optimizer kopt_adamw(double lr) {
-    kopt_optimizer opt = kopt_make_optimizer_(KOPT_ADAM, lr);
-    opt.decay_mode = KOPT_DECOUPLED;
-    opt.weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
-    return opt;
-}
-
-KOPT_API_ kopt_optimizer kopt_stable_adamw(double lr) {
-    kopt_optimizer opt = kopt_adamw(lr);
-    opt.stable = 1;
-    opt.beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-    opt.eps = KOPT_1E_MINUS_6_;
-    return opt;
-}
-
-KOPT_API_ kopt_optimizer kopt_lion(double lr) { return kopt_make_optimizer_(KOPT_LION, lr); }
-KOPT_API_ kopt_optimizer kopt_adan(double lr) { return kopt_make_optimizer_(KOPT_ADAN, lr); }
-KOPT_API_ kopt_optimizer kopt_radam(double lr) { return kopt_make_optimizer_(KOPT_RADAM, lr); }
-KOPT_API_ kopt_optimizer kopt_ranger(double lr) { return kopt_make_optimizer_(KOPT_RANGER, lr); }
-
-#ifdef KAHAN_OPT_VMATH
-KOPT_API_ kopt_optimizer kopt_adam_atan2(double lr) { return kopt_make_optimizer_(KOPT_ADAM_ATAN2, lr); }
-
-KOPT_API_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
-    kopt_optimizer opt = kopt_lion(lr);
-    opt.sharpness = sharpness;
-    return opt;
-}
-#endif
-
-KOPT_API_ kopt_optimizer kopt_ema(double decay) {
-    kopt_environment_ environment;
-    double rate = -1; /* refused. 1 - decay would be in range for decays like -1e-300 */
-    kopt_enter_(&environment);
-    if (kopt_between_(decay, 0, 1)) rate = kopt_sub64_(1, decay);
-    kopt_leave_(&environment);
-    return kopt_make_optimizer_(KOPT_EMA, rate);
-}
-
-KOPT_API_ kopt_tensor kopt_tensor_of(void *weight, void *grad, kopt_format grad_format, size_t n, void *state,
-                                     size_t state_size) {
-    kopt_tensor t;
-    memset(&t, 0, sizeof t);
-    t.weight = weight;
-    t.grad = grad;
-    t.grad_format = grad_format;
-    t.n = n;
-    t.state = state;
-    t.state_size = state_size;
-    t.rate_scale = 1;
-    return t;
-}
-
-KOPT_API_ kopt_result kopt_number_tensors(kopt_tensor *tensors, size_t count, uint32_t first_id) {
+KOPT_API_ kopt_result kopt_list_set_ids(kopt_tensor *tensors, size_t count, uint32_t first_id) {
     size_t i;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     if (count != 0 && count - 1 > 0xFFFFFFFFu - first_id) return KOPT_ERROR_BOUNDS;
@@ -2553,68 +2581,73 @@ static int kopt_format_valid_(kopt_format f) { return (unsigned)f <= (unsigned)K
 /* The number of moments of the optimizer, 0 to 4. */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     switch ((int)(opt->rule)) {
-    case KOPT_SGD: return kopt_less64_(0, opt->momentum);
-    case KOPT_ADAM: return opt->amsgrad ? 3 : 2;
-    case KOPT_LION: return 1;
-    case KOPT_ADAN: return 4;
-    case KOPT_EMA: return 0;
+    case KOPT_RULE_SGD: return kopt_less64_(0, opt->momentum);
+    case KOPT_RULE_ADAM: return opt->amsgrad ? 3 : 2;
+    case KOPT_RULE_LION: return 1;
+    case KOPT_RULE_ADAN: return 4;
+    case KOPT_RULE_EMA: return 0;
     default: return 2;
     }
 }
 
-/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. *words:
-   why, for a human. Inlined, so that a program without kopt_option_string() has no words. */
-static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
-    const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
+/* Refuses what does not hold, with words for a human. Inlined, so that a program without kopt_explain() has none. */
 #define MUST_(condition, error, why) \
     if (!(condition)) return *words = (why), KOPT_ERROR_##error
+
+/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. *words:
+   why, for a human. Inlined, so that a program without kopt_explain() has no words. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
+    const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
     MUST_(opt != NULL, NULL, "the optimizer is NULL");
+    MUST_(opt->made_ != KOPT_FOREIGN_, VERSION, kopt_result_string(KOPT_ERROR_VERSION));
     MUST_(opt->made_ == KOPT_MADE_, UNINITIALIZED, kopt_result_string(KOPT_ERROR_UNINITIALIZED));
+    MUST_((opt->reserved_[0] | opt->reserved_[1] | opt->reserved_[2] | opt->reserved_[3] | opt->reserved_[4] |
+           opt->reserved_[5] | opt->reserved_[6]) == 0,
+          OPTION, "reserved_: a field of a later version, which this implementation does not know");
     MUST_((unsigned)opt->rule <= KOPT_LAST_RULE_, OPTION, "rule: it does not exist");
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 || KOPT_HAS_VMATH_, OPTION, "rule: Adam-atan2 needs KAHAN_OPT_VMATH");
-    MUST_(kopt_format_valid_(opt->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
+    MUST_(opt->rule != KOPT_RULE_ADAM_ATAN2 || KOPT_HAS_VMATH_, OPTION, "rule: Adam-atan2 needs KAHAN_OPT_VMATH");
     MUST_((unsigned)opt->rounding <= KOPT_LAST_ROUNDING_, OPTION, "rounding: it does not exist");
     MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,
           "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8");
-    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->compensation_rounding) <= 1u, OPTION,
-          "moment_rounding or compensation_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST");
-    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_FULLY_DECOUPLED, OPTION,
-          "decay_mode: KOPT_L2, KOPT_DECOUPLED or KOPT_FULLY_DECOUPLED");
-    MUST_(kopt_between_(opt->lr, 0, opt->rule == KOPT_EMA ? 1 : largest), RANGE,
+    MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->residual_rounding) <= 1u, OPTION,
+          "moment_rounding or residual_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST");
+    MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_DECAY_FULLY_DECOUPLED, OPTION,
+          "decay_mode: KOPT_DECAY_L2, KOPT_DECAY_DECOUPLED or KOPT_DECAY_FULLY_DECOUPLED");
+    MUST_(kopt_between_(opt->lr, 0, opt->rule == KOPT_RULE_EMA ? 1 : largest), RANGE,
           "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]");
-    MUST_(opt->decay_mode != KOPT_FULLY_DECOUPLED ||
+    MUST_(opt->decay_mode != KOPT_DECAY_FULLY_DECOUPLED ||
               (kopt_between_(opt->max_lr, 0, largest) && !kopt_is_zero_(opt->max_lr)),
-          RANGE, "max_lr: KOPT_FULLY_DECOUPLED needs a finite number above 0");
+          RANGE, "max_lr: KOPT_DECAY_FULLY_DECOUPLED needs a finite number above 0");
     MUST_(kopt_between_(opt->weight_decay, 0, largest), RANGE, "weight_decay: finite, >= 0");
     MUST_(kopt_magnitude_at_most_(opt->grad_scale, largest) && kopt_magnitude_at_most_(opt->clip, largest), RANGE,
           "grad_scale or clip: finite");
-    MUST_(opt->rule != KOPT_EMA ||
+    MUST_(opt->rule != KOPT_RULE_EMA ||
               (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize),
-          OPTION, "weight_decay, moments_only, zero_grad or maximize: KOPT_EMA needs 0");
-    MUST_(opt->rule == KOPT_SGD || opt->rule == KOPT_EMA ||
+          OPTION, "weight_decay, moments_only, zero_grad or maximize: kopt_ema() needs 0");
+    MUST_(opt->rule == KOPT_RULE_SGD || opt->rule == KOPT_RULE_EMA ||
               (kopt_between_(opt->beta1, 0, KOPT_BELOW_1_) && kopt_between_(opt->beta2, 0, KOPT_BELOW_1_)),
           RANGE, "beta1 or beta2: each in [0, 1)");
-    MUST_(opt->rule != KOPT_ADAN || kopt_between_(opt->beta3, 0, KOPT_BELOW_1_), RANGE, "beta3: in [0, 1)");
-    MUST_((1u << opt->rule & (1u << KOPT_SGD | 1u << KOPT_LION | 1u << KOPT_EMA | 1u << KOPT_ADAM_ATAN2)) != 0 ||
+    MUST_(opt->rule != KOPT_RULE_ADAN || kopt_between_(opt->beta3, 0, KOPT_BELOW_1_), RANGE, "beta3: in [0, 1)");
+    MUST_((1u << opt->rule &
+           (1u << KOPT_RULE_SGD | 1u << KOPT_RULE_LION | 1u << KOPT_RULE_EMA | 1u << KOPT_RULE_ADAM_ATAN2)) != 0 ||
               kopt_between_(opt->eps, smallest, largest),
           RANGE, "eps: at least 2^-126, finite");
-    MUST_(opt->rule != KOPT_SGD ||
+    MUST_(opt->rule != KOPT_RULE_SGD ||
               (kopt_between_(opt->momentum, 0, largest) && kopt_magnitude_at_most_(opt->dampening, largest)),
           RANGE, "momentum or dampening: finite, momentum >= 0");
-    MUST_(opt->rule != KOPT_SGD || !opt->nesterov || (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)),
+    MUST_(opt->rule != KOPT_RULE_SGD || !opt->nesterov ||
+              (!kopt_is_zero_(opt->momentum) && kopt_is_zero_(opt->dampening)),
           OPTION, "nesterov: it needs momentum > 0 and dampening 0");
-    MUST_(opt->rule != KOPT_RANGER || (opt->lookahead >= 1 && kopt_between_(opt->lookahead_rate, 0, 1)), RANGE,
+    MUST_(opt->rule != KOPT_RULE_RANGER || (opt->lookahead >= 1 && kopt_between_(opt->lookahead_rate, 0, 1)), RANGE,
           "lookahead or lookahead_rate: lookahead >= 1, lookahead_rate in [0, 1]");
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 ||
+    MUST_(opt->rule != KOPT_RULE_ADAM_ATAN2 ||
               (kopt_between_(opt->atan2_a, 0, largest) && kopt_between_(opt->atan2_b, smallest, largest)),
           RANGE, "atan2_a or atan2_b: a finite and >= 0, b at least 2^-126 and finite");
-    MUST_(opt->rule != KOPT_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,
+    MUST_(opt->rule != KOPT_RULE_ADAM_ATAN2 || (!opt->amsgrad && !opt->stable), OPTION,
           "amsgrad or stable: Adam-atan2 needs 0");
-    MUST_(opt->rule != KOPT_LION || KOPT_HAS_VMATH_ || kopt_is_zero_(opt->sharpness), OPTION,
+    MUST_(opt->rule != KOPT_RULE_LION || KOPT_HAS_VMATH_ || kopt_is_zero_(opt->sharpness), OPTION,
           "sharpness: smooth Lion needs KAHAN_OPT_VMATH");
-    MUST_(opt->rule != KOPT_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0");
-#undef MUST_
-    *words = "all fields of the optimizer are valid: look at those of the tensor, and at the other arguments";
+    MUST_(opt->rule != KOPT_RULE_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0");
     return KOPT_OK;
 }
 
@@ -2644,19 +2677,18 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(double beta, uint32_t step) {
     return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
 }
 
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_step *s) {
+KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_begun_ *s) {
     s->rule = opt->rule;
-    s->weight_format = opt->weight_format;
     s->moment_format = opt->moment_format;
     s->rounding = opt->rounding;
     s->moment_rounding = opt->moment_rounding;
-    s->compensation_rounding = opt->compensation_rounding;
+    s->residual_rounding = opt->residual_rounding;
     s->moment_count = kopt_moments_(opt);
-    s->nesterov = opt->rule == KOPT_SGD && opt->nesterov;
+    s->nesterov = opt->rule == KOPT_RULE_SGD && opt->nesterov;
     s->zero_grad = opt->zero_grad;
     s->moments_only = opt->moments_only;
     s->unrectified = s->sync = 0;
-    s->stable = opt->rule == KOPT_ADAM && opt->stable;
+    s->stable = opt->rule == KOPT_RULE_ADAM && opt->stable;
     s->seed = opt->seed;
     s->slow_scale = 0;
 }
@@ -2666,9 +2698,8 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_t
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
-/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float: kopt_option_string() says
-   which. */
-KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_step *s) {
+/* Computes the scalars of step opt->step + 1. Returns 0 if one of them overflows a float: kopt_explain() says which. */
+KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *opt, kopt_begun_ *s) {
     const kopt_rule rule = opt->rule;
     const kopt_decay_mode decay_mode = opt->decay_mode;
     const float weight_decay = kopt_to_float_(opt->weight_decay);
@@ -2677,42 +2708,43 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     s->grad_scale = kopt_to_float_(opt->grad_scale);
     s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(opt->clip));
     if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
-    s->l2 = decay_mode == KOPT_L2 ? weight_decay : 0;
+    s->l2 = decay_mode == KOPT_DECAY_L2 ? weight_decay : 0;
     s->rate = kopt_to_float_(opt->lr);
     s->weight_decay = 0;
-    if (decay_mode == KOPT_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
-    if (decay_mode == KOPT_FULLY_DECOUPLED)
+    if (decay_mode == KOPT_DECAY_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
+    if (decay_mode == KOPT_DECAY_FULLY_DECOUPLED)
         s->weight_decay = kopt_mul_(kopt_div_(s->rate, kopt_to_float_(opt->max_lr)), weight_decay);
     s->beta3 = s->gain3 = s->third_scale = 0;
     s->extrapolation = kopt_to_float_(opt->momentum);
     s->eps = kopt_to_float_(opt->eps);
 #ifdef KAHAN_OPT_VMATH
-    s->sharpness = rule == KOPT_LION ? kopt_to_float_(opt->sharpness) : 0;
+    s->sharpness = rule == KOPT_RULE_LION ? kopt_to_float_(opt->sharpness) : 0;
 #else
     s->sharpness = 0;
 #endif
     s->root_scale = 1;
-    if (rule == KOPT_SGD || rule == KOPT_EMA) {
+    if (rule == KOPT_RULE_SGD || rule == KOPT_RULE_EMA) {
         s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
-        if (rule == KOPT_SGD) {
+        if (rule == KOPT_RULE_SGD) {
             s->beta1 = s->step == 1 ? 0 : s->extrapolation;
             s->gain1 = s->step == 1 ? 1 : kopt_one_minus_(opt->dampening);
         }
     } else {
         kopt_betas_(opt, s, &correction1, &correction2);
-        if (rule == KOPT_ADAN) {
+        if (rule == KOPT_RULE_ADAN) {
             /* Adan divides the new weight by this. */
-            const float shrink = decay_mode == KOPT_L2 ? 1 : kopt_add_(1, s->weight_decay);
+            const float shrink = decay_mode == KOPT_DECAY_L2 ? 1 : kopt_add_(1, s->weight_decay);
             s->extrapolation = s->beta2;
             s->third_scale = kopt_div_(kopt_mul_(s->beta2, correction1), correction2);
             correction2 = kopt_beta_(opt->beta3, s->step, &s->beta3, &s->gain3);
+            s->undecayed_rate = kopt_div_(s->rate, correction1);
             s->rate = kopt_div_(s->rate, shrink);
             s->weight_decay = kopt_div_(s->weight_decay, shrink);
         }
-        if (rule != KOPT_LION) {
+        if (rule != KOPT_RULE_LION) {
 #ifdef KAHAN_OPT_VMATH
             /* Outside of atan2, m's bias correction divides the rate; inside, it multiplies the other argument. */
-            if (rule == KOPT_ADAM_ATAN2) {
+            if (rule == KOPT_RULE_ADAM_ATAN2) {
                 const float a = kopt_to_float_(opt->atan2_a), b = kopt_to_float_(opt->atan2_b);
                 s->rate = kopt_mul_(s->rate, a);
                 if (opt->atan2_outside) s->rate = kopt_div_(s->rate, correction1);
@@ -2724,11 +2756,12 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 s->rate = kopt_div_(s->rate, correction1);
                 s->root_scale = kopt_div_(1, kopt_sqrt_(correction2));
             }
-            if (rule == KOPT_RADAM || rule == KOPT_RANGER) {
+            if (rule == KOPT_RULE_RADAM || rule == KOPT_RULE_RANGER) {
                 const float rectifier = kopt_rectifier_(opt->beta2, s->step);
                 s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
-                if (!s->unrectified && rule == KOPT_RADAM) { /* RAdam adds eps to the root before the bias correction */
+                if (!s->unrectified &&
+                    rule == KOPT_RULE_RADAM) { /* RAdam adds eps to the root before the bias correction */
                     s->rate = kopt_div_(s->rate, s->root_scale);
                     s->root_scale = 1;
                 }
@@ -2736,7 +2769,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
             /* The rounding of the stored roots adds noise, which raises the mean of 1 / root (section 6b). */
             if (opt->moment_format == KOPT_Q8 && s->step > 1) s->root_scale = kopt_mul_(s->root_scale, 1.003f);
         }
-        if (rule == KOPT_RANGER) {
+        if (rule == KOPT_RULE_RANGER) {
             s->sync = s->step % (uint32_t)opt->lookahead == 0;
             s->slow_scale = kopt_one_minus_(opt->lookahead_rate);
         }
@@ -2744,11 +2777,12 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
 #ifdef KAHAN_OPT_VMATH
     if (!kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
 #endif
-    return kopt_finite_(s->grad_scale) && kopt_finite_(s->rate) && kopt_finite_(s->weight_decay);
+    if (rule != KOPT_RULE_ADAN) s->undecayed_rate = s->rate;
+    return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay);
 }
 
 /* The next step of valid options: kopt_step_begin() without counting it. */
-static int kopt_next_step_(const kopt_optimizer *opt, kopt_step *s) {
+static int kopt_next_step_(const kopt_optimizer *opt, kopt_begun_ *s) {
     kopt_environment_ environment;
     int finite;
     kopt_copy_options_(opt, s);
@@ -2758,27 +2792,25 @@ static int kopt_next_step_(const kopt_optimizer *opt, kopt_step *s) {
     return finite;
 }
 
-KOPT_API_ const char *kopt_option_string(const kopt_optimizer *opt) {
-    const char *words;
-    kopt_step s;
-    if (kopt_judge_options_(opt, &words) != KOPT_OK || opt->step == 0xFFFFFFFFu || kopt_next_step_(opt, &s))
-        return words;
-    if (!kopt_finite_(s.grad_scale)) return "grad_scale * clip: the product overflows a float";
-    if (!kopt_finite_(s.rate)) return "lr: with the corrections and factors of the rule, it overflows a float";
-    if (!kopt_finite_(s.weight_decay)) return "lr * weight_decay, or lr / max_lr * weight_decay, overflows a float";
-    return "atan2_b: with the corrections of the rule, it overflows a float";
+/* Begins a step. *s and *opt stay unchanged if that fails. */
+static kopt_result kopt_begin_(kopt_begun_ *s, kopt_optimizer *opt) {
+    const kopt_result result = kopt_check_options_(opt);
+    kopt_begun_ next;
+    if (result != KOPT_OK) return result;
+    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    if (!kopt_next_step_(opt, &next)) return KOPT_ERROR_RANGE;
+    *s = next;
+    opt->step = next.step;
+    return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_step_begin(kopt_optimizer *opt, kopt_step *step) {
-    kopt_result result = kopt_check_options_(opt);
-    kopt_step s; /* *step stays unchanged if the call fails */
-    if (result != KOPT_OK) return result;
+KOPT_API_ kopt_result kopt_step_begin(kopt_step *step, kopt_optimizer *opt) {
+    kopt_begun_ s;
+    kopt_result result;
     if (step == NULL) return KOPT_ERROR_NULL;
-    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    if (!kopt_next_step_(opt, &s)) return KOPT_ERROR_RANGE;
-    *step = s;
-    opt->step = s.step;
-    return KOPT_OK;
+    result = kopt_begin_(&s, opt);
+    if (result == KOPT_OK) memcpy(step, &s, sizeof s);
+    return result;
 }
 
 /* ---- A STEP ON TENSORS ------------------------------------------------------------------------------------------- */
@@ -2807,12 +2839,12 @@ KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(siz
 KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
 
 /* The layout under a step, of which only the options count. n is at most KOPT_LARGEST_N_. */
-static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_step *s, size_t n) {
-    const kopt_format weight = s->weight_format, moment = s->moment_format;
+static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_begun_ *s, kopt_format weight, size_t n) {
+    const kopt_format moment = s->moment_format;
     const int moment_count = s->moment_count;
     const size_t residual_bytes = kopt_bytes_of_residual_(weight, s->rounding);
     const size_t residual = kopt_round_up16_(n * residual_bytes);
-    const size_t slow = s->rule == KOPT_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
+    const size_t slow = s->rule == KOPT_RULE_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
     size_t bytes;
     l->rule = s->rule;
     l->weight_format = weight;
@@ -2836,22 +2868,17 @@ static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_step *s, size_t n) 
     if (l->total == KOPT_HEADER_) l->total = 0;
 }
 
-static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, size_t n) {
+static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_layout_ l;
-    kopt_step s;
+    kopt_begun_ s;
     kopt_copy_options_(opt, &s);
-    kopt_layout_of_step_(&l, &s, n);
+    kopt_layout_of_step_(&l, &s, t->weight_format, t->n);
     return l;
-}
-
-KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, size_t n) {
-    if (kopt_check_options_(opt) != KOPT_OK || n > KOPT_LARGEST_N_) return 0;
-    return kopt_layout_for_(opt, n).total;
 }
 
 /* The header of a tensor in a checkpoint. Numbers are little-endian; a field that does not apply is 0.
      0 "KOPT"     4 version 2    5 rule       6 weight format
-     7 rounding + 16 * moment_rounding + 32 * compensation_rounding           8 moment format
+     7 rounding + 16 * moment_rounding + 32 * residual_rounding           8 moment format
      9 number of moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
     10 saved      11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)   44 0 (4)
     48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
@@ -2896,17 +2923,17 @@ static double kopt_load_number_(const kopt_byte_ *p) {
 }
 
 /* Computes bytes 7 and 9 of the header. */
-static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt) {
-    const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_ADAM;
+static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt,
+                               kopt_format weight) {
+    const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_RULE_ADAM;
     uint32_t byte7 = 0, byte9 = (uint32_t)moment_count;
-    if (opt->weight_format != KOPT_F32) byte7 = (uint32_t)opt->rounding;
+    if (weight != KOPT_F32) byte7 = (uint32_t)opt->rounding;
     if (moment_count > 0 && opt->moment_format != KOPT_F32) byte7 |= (uint32_t)opt->moment_rounding << 4;
-    if ((byte7 & 15u) == KOPT_KAHAN || (byte7 & 15u) == KOPT_COMPACT)
-        byte7 |= (uint32_t)opt->compensation_rounding << 5;
-    if (opt->rule == KOPT_SGD && opt->nesterov) byte9 |= 8u;
-    if (opt->rule != KOPT_EMA) byte9 |= (uint32_t)opt->decay_mode << 4;
+    if ((byte7 & 15u) == KOPT_KAHAN || (byte7 & 15u) == KOPT_COMPACT) byte7 |= (uint32_t)opt->residual_rounding << 5;
+    if (opt->rule == KOPT_RULE_SGD && opt->nesterov) byte9 |= 8u;
+    if (opt->rule != KOPT_RULE_EMA) byte9 |= (uint32_t)opt->decay_mode << 4;
     if (adam && opt->stable) byte9 |= 64u;
-    if (opt->rule == KOPT_ADAM_ATAN2 && opt->atan2_outside) byte9 |= 128u;
+    if (opt->rule == KOPT_RULE_ADAM_ATAN2 && opt->atan2_outside) byte9 |= 128u;
     *rounding = (kopt_byte_)byte7;
     *moments = (kopt_byte_)byte9;
 }
@@ -2916,14 +2943,16 @@ static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
     return (kopt_byte_)(format == KOPT_Q8 ? 4 : (int)format);
 }
 
-/* Writes 64 bytes at h: the header of a state block of this optimizer for a tensor with this id, n and first_index. */
-static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n, uint64_t first_index) {
+/* Writes 64 bytes at h: the header of a state block of this optimizer for a tensor with this format of weights, id, n
+   and first_index. */
+static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, kopt_format weight, uint32_t id, uint64_t n,
+                              uint64_t first_index) {
     memset(h, 0, KOPT_HEADER_);
     kopt_store_le_(h, KOPT_MAGIC_, 4);
     h[4] = KOPT_BLOCK_VERSION_;
     h[5] = (kopt_byte_)opt->rule;
-    h[6] = (kopt_byte_)opt->weight_format;
-    h[7] = (kopt_byte_)(opt->weight_format == KOPT_F32 ? KOPT_NEAREST : opt->rounding);
+    h[6] = (kopt_byte_)weight;
+    h[7] = (kopt_byte_)(weight == KOPT_F32 ? KOPT_NEAREST : opt->rounding);
     h[8] = kopt_format_byte_(opt->moment_format);
     h[9] = (kopt_byte_)kopt_moments_(opt);
     kopt_store_le_(h + 12, id, 4);
@@ -2932,12 +2961,12 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t
 }
 
 /* The same in a checkpoint: with bytes 7, 9, 10 and 32 to 63. */
-static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint32_t id, uint64_t n,
-                                    uint64_t first_index) {
-    const int sgd = opt->rule == KOPT_SGD;
+static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, kopt_format weight, uint32_t id,
+                                    uint64_t n, uint64_t first_index) {
+    const int sgd = opt->rule == KOPT_RULE_SGD;
     kopt_environment_ environment;
-    kopt_make_header_(h, opt, id, n, first_index);
-    kopt_make_variant_(h + 7, h + 9, opt);
+    kopt_make_header_(h, opt, weight, id, n, first_index);
+    kopt_make_variant_(h + 7, h + 9, opt, weight);
     h[10] = 1;
     kopt_store_le_(h + 32, opt->seed, 8);
     kopt_store_le_(h + 40, opt->step, 4);
@@ -2949,20 +2978,30 @@ static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, ui
     kopt_leave_(&environment);
 }
 
-/* Does a block belong to the optimizer and the tensor? Asked before the size: another format is KOPT_ERROR_MISMATCH. */
-static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
+/* Does a block belong to the optimizer and the tensor? Asked before the size: another format is KOPT_ERROR_MISMATCH.
+   *words: why not, for a human. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_judge_block_(const kopt_tensor *t, const kopt_layout_ *l,
+                                                        const char **words) {
     const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
     if (l->total == 0) return KOPT_OK;
-    if (h == NULL) return KOPT_ERROR_NULL;
-    if (t->state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    if (kopt_load_le32_(h) != KOPT_MAGIC_ || h[4] != KOPT_BLOCK_VERSION_ || h[10] != 0 || h[11] != 0)
-        return KOPT_ERROR_STATE;
-    if (h[5] != (kopt_byte_)l->rule || h[6] != (kopt_byte_)l->weight_format || h[7] != (kopt_byte_)l->rounding ||
-        h[8] != kopt_format_byte_(l->moment_format) || h[9] != (kopt_byte_)l->moment_count ||
-        kopt_load_le32_(h + 12) != t->id || kopt_load_le64_(h + 16) != t->n ||
-        kopt_load_le64_(h + 24) != t->first_index)
-        return KOPT_ERROR_MISMATCH;
+    MUST_(h != NULL, NULL, "state: NULL");
+    MUST_(t->state_size >= KOPT_HEADER_, SIZE, "state_size: less than kopt_state_size()");
+    MUST_(kopt_load_le32_(h) == KOPT_MAGIC_ && h[4] == KOPT_BLOCK_VERSION_ && h[10] == 0 && h[11] == 0, STATE,
+          "state: not initialized by kopt_state_init() or kopt_load()");
+    MUST_(h[5] == (kopt_byte_)l->rule && h[9] == (kopt_byte_)l->moment_count, MISMATCH,
+          "state: it was made under another rule or with another number of moments (momentum, amsgrad)");
+    MUST_(h[6] == (kopt_byte_)l->weight_format, MISMATCH, "weight_format: another one than when the state was made");
+    MUST_(h[7] == (kopt_byte_)l->rounding && h[8] == kopt_format_byte_(l->moment_format), MISMATCH,
+          "rounding or moment_format: another one than when the state was made");
+    MUST_(kopt_load_le32_(h + 12) == t->id, MISMATCH, "id: another one than when the state was made");
+    MUST_(kopt_load_le64_(h + 16) == t->n, MISMATCH, "n: another one than when the state was made");
+    MUST_(kopt_load_le64_(h + 24) == t->first_index, MISMATCH, "first_index: another one than when the state was made");
     return KOPT_OK;
+}
+
+static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
+    const char *words;
+    return kopt_judge_block_(t, l, &words);
 }
 
 /* ---- checks of memory ---- */
@@ -3019,62 +3058,75 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, const kopt_layout_ *
     return KOPT_OK;
 }
 
-/* Checks the fields of a tensor with weights of this format, but not its pointers. */
-static kopt_result kopt_check_tensor_(const kopt_tensor *t, kopt_format weight_format) {
-    if (t == NULL) return KOPT_ERROR_NULL;
-    if (!kopt_format_valid_(t->grad_format)) return KOPT_ERROR_OPTION;
-    if (t->typed_ != 0 && t->typed_ != 1 + (uint32_t)weight_format) return KOPT_ERROR_OPTION;
-    if (t->copy != NULL && !kopt_format_valid_(t->copy_format)) return KOPT_ERROR_OPTION;
-    if (t->n > KOPT_LARGEST_N_ || t->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
-    if (kopt_as_u32_(t->rate_scale) > 0x7F7FFFFFu || kopt_as_u32_(t->stable_scale) > 0x7F7FFFFFu)
-        return KOPT_ERROR_RANGE; /* negative, -0, infinite or NaN */
+/* Checks the fields of a tensor, but not its pointers. *words: what is refused, for a human. */
+static KOPT_FORCE_INLINE_ kopt_result kopt_judge_tensor_(const kopt_tensor *t, const char **words) {
+    const uint64_t largest = kopt_bits64_(KOPT_3E38_); /* above it are infinity, NaN, -0 and what is negative, too */
+    MUST_(t != NULL, NULL, "a tensor is NULL");
+    MUST_(kopt_format_valid_(t->weight_format), OPTION, "weight_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
+    MUST_(kopt_format_valid_(t->grad_format), OPTION, "grad_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
+    MUST_(t->copy == NULL || kopt_format_valid_(t->copy_format), OPTION,
+          "copy_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
+    MUST_(t->reserved_array_ == NULL && (t->reserved32_ | t->reserved_[0] | t->reserved_[1]) == 0, OPTION,
+          "reserved_ of a tensor: a field of a later version, or of a struct that was not set to zeros");
+    MUST_(t->n <= KOPT_LARGEST_N_, BOUNDS, "n: at most SIZE_MAX / 32 - 8");
+    MUST_(t->first_index >> 63 == 0, BOUNDS, "first_index: below 2^63");
+    MUST_(kopt_bits64_(t->rate_scale) <= largest && kopt_bits64_(t->stable_scale) <= largest, RANGE,
+          "rate_scale or stable_scale: finite, >= 0");
     return KOPT_OK;
+}
+
+#undef MUST_
+
+static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
+    const char *words;
+    return kopt_judge_tensor_(t, &words);
 }
 
 /* Checks that opt, t and its state block belong together, and computes the layout. */
 static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t) {
     kopt_result result = kopt_check_options_(opt);
-    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
+    if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    *layout = kopt_layout_for_(opt, t->n);
+    *layout = kopt_layout_for_(opt, t);
     result = kopt_check_block_(t, layout);
     return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 0);
 }
 
+KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t) {
+    if (kopt_check_options_(opt) != KOPT_OK || kopt_check_tensor_(t) != KOPT_OK) return 0;
+    return kopt_layout_for_(opt, t).total;
+}
+
 /* ---- checks of a step ---- */
 
-/* Could kopt_step_begin() have made this step? Finds most uninitialized memory. The kernels do not check it again. */
-static kopt_result kopt_check_began_(const kopt_step *s) {
-    if (s == NULL) return KOPT_ERROR_NULL;
-    return s->step != 0 && (unsigned)s->rule <= KOPT_LAST_RULE_ && (s->rule != KOPT_ADAM_ATAN2 || KOPT_HAS_VMATH_) &&
+/* Takes a step from the caller's kopt_step. Could kopt_step_begin() have made it? Finds most uninitialized memory. The
+   kernels do not check it again. */
+static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
+    if (step == NULL) return KOPT_ERROR_NULL;
+    memcpy(s, step, sizeof *s);
+    return s->step != 0 && (unsigned)s->rule <= KOPT_LAST_RULE_ &&
+                   (s->rule != KOPT_RULE_ADAM_ATAN2 || KOPT_HAS_VMATH_) &&
                    (unsigned)s->moment_count - kopt_rules_[s->rule].moments <= kopt_rules_[s->rule].optional &&
-                   kopt_format_valid_(s->weight_format) && (unsigned)s->moment_format <= (unsigned)KOPT_Q8 &&
-                   (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
-                   ((unsigned)s->moment_rounding | (unsigned)s->compensation_rounding) <= 1u &&
-                   (!s->stable || s->rule == KOPT_ADAM) && (!s->sync || s->rule == KOPT_RANGER) &&
-                   (!s->unrectified || s->rule == KOPT_RADAM || s->rule == KOPT_RANGER)
+                   (unsigned)s->moment_format <= (unsigned)KOPT_Q8 && (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
+                   ((unsigned)s->moment_rounding | (unsigned)s->residual_rounding) <= 1u &&
+                   (!s->stable || s->rule == KOPT_RULE_ADAM) && (!s->sync || s->rule == KOPT_RULE_RANGER) &&
+                   (!s->unrectified || s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER)
                ? KOPT_OK
                : KOPT_ERROR_STEP;
 }
 
-/* Checks a tensor of a step that has begun, and computes the layout of the state block. */
-KOPT_SMALL_FN_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
-    kopt_result result = kopt_check_tensor_(t, s->weight_format); /* refuses NULL */
+/* Checks a tensor of a step, and computes the layout of the state block. */
+KOPT_SMALL_FN_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t) {
+    kopt_result result = kopt_check_tensor_(t); /* refuses NULL */
     if (result != KOPT_OK) return result;
-    kopt_layout_of_step_(layout, s, t->n);
+    kopt_layout_of_step_(layout, s, t->weight_format, t->n);
     result = kopt_check_block_(t, layout);
     return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
 }
 
-/* Checks a step and a tensor of it. */
-static kopt_result kopt_check_step_(kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t) {
-    const kopt_result result = kopt_check_began_(s);
-    return result == KOPT_OK ? kopt_check_step_tensor_(layout, s, t) : result;
-}
-
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
-KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_step *s, const kopt_tensor *t) {
-    return s->stable && !s->moments_only && kopt_as_u32_(t->stable_scale) == 0;
+KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_begun_ *s, const kopt_tensor *t) {
+    return s->stable && !s->moments_only && kopt_is_zero_(t->stable_scale);
 }
 
 /* May b come after a in a list? With a higher id, or as a shard of the same tensor that begins at a's end or later. */
@@ -3111,10 +3163,11 @@ static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_ten
 }
 
 /* Checks all tensors of a list. */
-static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tensors, size_t count) {
+static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count) {
     kopt_neighbours_ list;
     kopt_layout_ layout;
     size_t i;
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     list.previous = NULL;
     list.previous_end = NULL;
     list.current = 0;
@@ -3127,7 +3180,7 @@ static kopt_result kopt_check_list_(const kopt_step *s, const kopt_tensor *tenso
 }
 
 /* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
-KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const kopt_step *s, const kopt_tensor *t,
+KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const kopt_begun_ *s, const kopt_tensor *t,
                                    size_t begin, size_t end) {
     kopt_byte_ *const state = (kopt_byte_ *)t->state;
     const int has_block = l->total != 0;
@@ -3142,9 +3195,11 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const 
     job->slow = has_block ? state + l->slow : NULL;
     job->slow_residual = has_block ? state + l->slow_residual : NULL;
     job->counts = t->counts;
-    job->rate = s->rate;
-    job->weight_decay = s->weight_decay;
+    job->rate = t->no_decay ? s->undecayed_rate : s->rate;
+    job->weight_decay = t->no_decay ? 0 : s->weight_decay;
+    job->l2 = t->no_decay ? 0 : s->l2;
     job->copy = (kopt_byte_ *)t->copy;
+    job->weight_format = t->weight_format;
     job->grad_format = t->grad_format;
     job->copy_format = t->copy_format;
     job->moment_format = s->moment_format;
@@ -3985,10 +4040,10 @@ typedef struct scalars_ {
 } scalars_;
 
 /* rate, decay: those of the step, or of a tensor (times its rate_scale and stable_scale). */
-FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
+FN_ scalars_ K_(splat_step)(const kopt_begun_ *s, float rate, float decay, float l2) {
     scalars_ k;
     k.grad_scale = splat_(s->grad_scale);
-    k.l2 = splat_(s->l2);
+    k.l2 = splat_(l2);
     k.weight_decay = splat_(decay);
     k.beta1 = splat_(s->beta1);
     k.gain1 = splat_(s->gain1);
@@ -4007,7 +4062,7 @@ FN_ scalars_ K_(splat_step)(const kopt_step *s, float rate, float decay) {
     k.smooth = kopt_as_u32_(s->sharpness) << 1 != 0;
 #endif
     k.use_scale = LANES_ == 1 || kopt_as_u32_(s->grad_scale) != 0x3F800000u;
-    k.use_l2 = kopt_as_u32_(s->l2) << 1 != 0; /* neither 0 nor -0 */
+    k.use_l2 = kopt_as_u32_(l2) << 1 != 0; /* neither 0 nor -0 */
     k.use_decay = kopt_as_u32_(decay) << 1 != 0;
     k.zero_grad = s->zero_grad;
     k.moments_only = s->moments_only;
@@ -4614,15 +4669,15 @@ FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
     const vu32_ minus = isplat_(0x80000000u);
     vf32_ g;
     switch ((int)f) {
-    case KOPT_SIGMOID:
-    case KOPT_SILU:
-    case KOPT_SOFTPLUS:
+    case KOPT_FN_SIGMOID:
+    case KOPT_FN_SILU:
+    case KOPT_FN_SOFTPLUS:
     case KOPT_SIGMOID_SLOPE:
     case KOPT_SILU_SLOPE: return as_f32_(or_(as_u32_(x), minus));
     case KOPT_TANH_SLOPE: return mul_(as_f32_(or_(as_u32_(x), minus)), splat_(2.0f));
-    case KOPT_GELU:
+    case KOPT_FN_GELU:
     case KOPT_GELU_SLOPE: return mul_(mul_(x, x), splat_(-0.5f));
-    case KOPT_GELU_TANH:
+    case KOPT_FN_GELU_TANH:
     case KOPT_GELU_TANH_SLOPE:
         g = K_(gelu_tanh_argument)(x, &g); /* without the remainder: map_result() uses it */
         x = blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), x, g);
@@ -4643,10 +4698,10 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
     const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, 200.0f); /* finite: bounded * 0 is 0, not NaN */
     const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu));
     const vmask_ negative = igt_(isplat_(0), as_u32_(x));
-    const int gelu_tanh = f == KOPT_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
+    const int gelu_tanh = f == KOPT_FN_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
     vf32_ d, r = q, s, v, t;
-    if (f == KOPT_EXP || f == KOPT_LOG || f == KOPT_TANH) return r;
-    if (f == KOPT_GELU || f == KOPT_GELU_SLOPE) {
+    if (f == KOPT_FN_EXP || f == KOPT_FN_LOG || f == KOPT_FN_TANH) return r;
+    if (f == KOPT_FN_GELU || f == KOPT_GELU_SLOPE) {
         s = K_(normal_cdf)(x, q);
         v = mul_(mul_(K_(clamp_abs)(x, 20.0f), splat_(0.398942292f)), q); /* x P'(x) */
     } else {
@@ -4661,7 +4716,7 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
             r = div_(div_(mul_(q, splat_(4.0f)), d), d);
         } else if (f == KOPT_SIGMOID_SLOPE) {
             r = mul_(s, v);
-        } else if (f == KOPT_SOFTPLUS) {
+        } else if (f == KOPT_FN_SOFTPLUS) {
             /* log(1 + q) = log(d) q / (d - 1), which corrects the rounding of d = 1 + q. */
             r = blend_(ieq_(as_u32_(d), as_u32_(one)), q, div_(mul_(l, q), sub_(d, one)));
             r = add_(r, blend_(negative, splat_(0.0f), x));
@@ -4674,8 +4729,8 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
             v = mul_(mul_(s, v), bounded);
         }
     }
-    if (f == KOPT_SIGMOID) r = s;
-    if (f == KOPT_SILU || f == KOPT_GELU || f == KOPT_GELU_TANH) {
+    if (f == KOPT_FN_SIGMOID) r = s;
+    if (f == KOPT_FN_SILU || f == KOPT_FN_GELU || f == KOPT_FN_GELU_TANH) {
         r = mul_(blend_(negative, bounded, x), s);
         /* For |x| < 2^-12, f(x) is slightly above x/2. One ulp above x/2 rounds like it, also where x/2 is a tie. */
         l = as_f32_(iadd_(as_u32_(mul_(x, splat_(0.5f))), select_(negative, isplat_(0xFFFFFFFFu), isplat_(1))));
@@ -4692,14 +4747,14 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
 
 /* The result of the function whose argument is map_argument(). */
 FN_ vf32_ K_(map_function)(kopt_function f, vf32_ x) {
-    if (f == KOPT_LOG) return K_(vmath_log)(x);
-    return f == KOPT_TANH ? K_(vmath_tanh)(x) : K_(vmath_exp)(x, splat_(0));
+    if (f == KOPT_FN_LOG) return K_(vmath_log)(x);
+    return f == KOPT_FN_TANH ? K_(vmath_tanh)(x) : K_(vmath_exp)(x, splat_(0));
 }
 
 /* f(x) correctly rounded to 16 bits, for a 16-bit x. */
 FN_ vu32_ K_(map16)(kopt_function f, kopt_format format, vu32_ x) {
     const vf32_ wide = K_(widen)(x, format), q = K_(map_function)(f, K_(map_argument)(f, wide));
-    const vf32_ l = f == KOPT_SOFTPLUS ? K_(vmath_log)(add_(q, splat_(1.0f))) : q;
+    const vf32_ l = f == KOPT_FN_SOFTPLUS ? K_(vmath_log)(add_(q, splat_(1.0f))) : q;
     const int row = 2 * (int)f + (format == KOPT_FP16), last = kopt_map_exception_start_[row + 1];
     vu32_ y = K_(round_nearest16)(K_(map_result)(f, wide, q, l), format);
     int i;
@@ -4915,7 +4970,7 @@ FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) { return as_f32_(imax_(K_(abs_u32)(a), K
 
 /* One step of the rule: updates the moments *p and returns the direction. g is the gradient as loaded, w the full
    weight or, with KAHAN, the visible one, which decay reads (section 3), compensation that of KAHAN or 0. L2 reads w,
-   and KOPT_EMA reads both; in all other cases they may be anything. */
+   and KOPT_RULE_EMA reads both; in all other cases they may be anything. */
 FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p) {
     vf32_ x, denominator;
     p->root[0] = p->root[1] = p->root[2] = p->root[3] = g; /* any value */
@@ -4925,12 +4980,12 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         if (k->use_l2) g = add_(g, mul_(k->l2, w));
     }
 
-    if (kind.rule == KOPT_SGD) { /* section 5 */
+    if (kind.rule == KOPT_RULE_SGD) { /* section 5 */
         if (kind.moment_count == 0) return g;
         p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
         return kind.nesterov ? add_(g, mul_(k->extrapolation, p->x[0])) : p->x[0];
     }
-    if (kind.rule == KOPT_LION) { /* section 6a: Lion */
+    if (kind.rule == KOPT_RULE_LION) { /* section 6a: Lion */
         x = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
         p->x[0] = K_(moving_average)(k->beta2, k->gain2, p->x[0], g);
 #ifdef KAHAN_OPT_VMATH
@@ -4939,9 +4994,9 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         return K_(sign)(x);
     }
     /* section 6a: EMA, where w is the average and g are the weights */
-    if (kind.rule == KOPT_EMA) return add_(sub_(w, g), compensation);
+    if (kind.rule == KOPT_RULE_EMA) return add_(sub_(w, g), compensation);
 
-    if (kind.rule == KOPT_ADAN) { /* section 6a: Adan; the fourth moment is the gradient of the step before */
+    if (kind.rule == KOPT_RULE_ADAN) { /* section 6a: Adan; the fourth moment is the gradient of the step before */
         const vf32_ change = k->first_step ? splat_(0) : sub_(g, p->x[3]);
         p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
         p->x[2] = K_(moving_average)(k->beta2, k->gain2, p->x[2], change);
@@ -4952,7 +5007,8 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         return div_(add_(p->x[0], mul_(k->third_scale, p->x[2])), add_(mul_(p->root[1], k->root_scale), k->eps));
     }
 
-    if (kind.rule != KOPT_ADAM && kind.rule != KOPT_ADAM_ATAN2) return as_f32_(isplat_(0x7FC00000u)); /* no such rule */
+    if (kind.rule != KOPT_RULE_ADAM && kind.rule != KOPT_RULE_ADAM_ATAN2)
+        return as_f32_(isplat_(0x7FC00000u)); /* no such rule */
     /* sections 6 and 6a: Adam, AMSGrad, StableAdamW, Adam-atan2; RAdam and Ranger: Adam with other scalars */
     p->x[0] = K_(moving_average)(k->beta1, k->gain1, p->x[0], g);
     p->x[1] = K_(moving_average)(k->beta2, mul_(k->gain2, g), p->x[1], g);
@@ -4964,7 +5020,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
     if (k->unrectified) return p->x[0]; /* RAdam and Ranger in their first steps */
     denominator = add_(mul_(denominator, k->root_scale), k->eps);
 #ifdef KAHAN_OPT_VMATH
-    if (kind.rule == KOPT_ADAM_ATAN2) return K_(step_atan2)(p->x[0], denominator);
+    if (kind.rule == KOPT_RULE_ADAM_ATAN2) return K_(step_atan2)(p->x[0], denominator);
 #endif
     return div_(p->x[0], denominator);
 }
@@ -5035,7 +5091,7 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
 #ifdef ONE_LANE_
             r &= 0xFFFFu;
 #endif
-            u = iadd_(u, kind.compensation_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : isplat_(0x80u));
+            u = iadd_(u, kind.residual_rounding == KOPT_STOCHASTIC ? shr_(r, 8) : isplat_(0x80u));
         }
         *residual = shl_(u, kind.rounding == KOPT_COMPACT ? 8 : 16);
         return iadd_(u, c->half_ulp);
@@ -5057,7 +5113,7 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
         y = sub_(w, update);
         if (kind.weight == KOPT_FP16 || CHECK_UNROUNDED_) *largest = imax_(*largest, and_(as_u32_(y), c->abs_mask));
     }
-    *residual = K_(round16)(y, kind.weight, kahan ? kind.compensation_rounding : kind.rounding, r, c);
+    *residual = K_(round16)(y, kind.weight, kahan ? kind.residual_rounding : kind.rounding, r, c);
     return kahan ? u : *residual;
 }
 
@@ -5232,7 +5288,7 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
    buffer holds a pair of so many elements, first the even ones, then the odd ones. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
                                                                    kopt_byte_ *x, size_t pair) {
-    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay);
+    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
     const kopt_kind_ kind = kopt_kind_of_(j, 1);
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
@@ -5508,7 +5564,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     pair_ w = g, compensation = g;
     half_pair_ a, b;
     int m;
-    if (k->use_l2 || kind.rule == KOPT_EMA) {
+    if (k->use_l2 || kind.rule == KOPT_RULE_EMA) {
         if (w_buffer == NULL) {
             w = K_(load_weight_pair)(j, kind, i, order, c, &compensation, NULL);
         } else {
@@ -5643,7 +5699,7 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
 /* First stage: computes x, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     kopt_job_ a = t->job; /* a copy: the stores do not change its pointers */
-    const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay);
+    const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay, t->job.l2);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
@@ -5682,7 +5738,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
 /* Second stage: steps and stores weights and residuals, from x. */
 FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     const kopt_job_ a = t->job; /* a copy: stores of a stage do not change its pointers */
-    const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay);
+    const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay, t->job.l2);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number;
     const size_t n = t->job.end;
@@ -5716,18 +5772,18 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(commit_bf16_nearest_stochastic, KOPT_BF16, KOPT_NEAREST, KOPT_STOCHASTIC) \
     LINE_(commit_bf16_compact_exact, KOPT_BF16, KOPT_COMPACT, KOPT_EXACT)
 #define DIRECTIONS_USED_MOST_(LINE_) \
-    LINE_(direction_adam_bf16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_BF16) \
-    LINE_(direction_adam_f32, KOPT_ADAM, KOPT_ADAM, 2, KOPT_F32) \
-    LINE_(direction_momentum_lion_bf16, KOPT_SGD, KOPT_LION, 1, KOPT_BF16) \
-    LINE_(direction_momentum_lion_f32, KOPT_SGD, KOPT_LION, 1, KOPT_F32) \
-    LINE_(direction_sgd, KOPT_SGD, KOPT_SGD, 0, KOPT_F32)
+    LINE_(direction_adam_bf16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_BF16) \
+    LINE_(direction_adam_f32, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_F32) \
+    LINE_(direction_momentum_lion_bf16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_BF16) \
+    LINE_(direction_momentum_lion_f32, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_F32) \
+    LINE_(direction_sgd, KOPT_RULE_SGD, KOPT_RULE_SGD, 0, KOPT_F32)
 #if KOPT_PASS_ == KOPT_PASS_AVX2_
 #define DIRECTIONS_OF_SET_(LINE_) \
-    LINE_(direction_adam_buffered, KOPT_ADAM, KOPT_ADAM, 2, KOPT_Q8) \
-    LINE_(direction_adam_fp16, KOPT_ADAM, KOPT_ADAM, 2, KOPT_FP16) \
-    LINE_(direction_momentum_lion_fp16, KOPT_SGD, KOPT_LION, 1, KOPT_FP16)
+    LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8) \
+    LINE_(direction_adam_fp16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_FP16) \
+    LINE_(direction_momentum_lion_fp16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_FP16)
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
-#define DIRECTIONS_OF_SET_(LINE_) LINE_(direction_adam_buffered, KOPT_ADAM, KOPT_ADAM, 2, KOPT_Q8)
+#define DIRECTIONS_OF_SET_(LINE_) LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8)
 #else
 #define DIRECTIONS_OF_SET_(LINE_)
 #endif
@@ -5738,7 +5794,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #define DIRECTIONS_(LINE_) \
     DIRECTIONS_USED_MOST_(LINE_) \
     DIRECTIONS_OF_SET_(LINE_) \
-    LINE_(direction_ema, KOPT_EMA, KOPT_EMA, 0, KOPT_F32) \
+    LINE_(direction_ema, KOPT_RULE_EMA, KOPT_RULE_EMA, 0, KOPT_F32) \
     LINE_(direction_any, ANY_, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_) COMMITS_F32_BF16_(LINE_) LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_)
 #endif
@@ -5821,7 +5877,7 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
     const size_t size = kopt_bytes_of_(t->kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(t->kind.weight, t->kind.rounding);
-    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay);
+    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
     size_t i, q;
     for (i = 0; i < j->end; i += PAIR_) {
         float slow[PAIR_], slow_compensation[PAIR_];
@@ -5877,14 +5933,14 @@ FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const kopt_job_ *a, k
    serves the 16 groups of a span. */
 FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin) {
     const kopt_job_ a = *whole; /* a copy: stores of a stage do not change its pointers */
-    const kopt_step *s = whole->step;
+    const kopt_begun_ *s = whole->step;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const constants_ c = K_(make_constants)();
     const int random = kopt_needs_random_(kind), order = ORDER_(kind.weight);
-    const int pipelined = LANES_ == 16 && kind.rule == KOPT_ADAM && kind.rounding == KOPT_KAHAN;
+    const int pipelined = LANES_ == 16 && kind.rule == KOPT_RULE_ADAM && kind.rounding == KOPT_KAHAN;
     const int prefetches = kopt_prefetches_(whole, kind, whole->end - begin, KOPT_CORE_CACHE_);
     const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_ * 0x00010001u);
-    scalars_ k = K_(splat_step)(whole->step, whole->rate, whole->weight_decay);
+    scalars_ k = K_(splat_step)(whole->step, whole->rate, whole->weight_decay, whole->l2);
     kopt_random_tile_ tile;
     random_pair_ last;
     pair_ pending;
@@ -5950,13 +6006,13 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
 #define SPECIALIZATIONS_IN_ORDER_(LINE_)
 #else
 #define SPECIALIZATIONS_IN_ORDER_(LINE_) \
-    LINE_(specialized_adam_kahan_nearest, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST)
+    LINE_(specialized_adam_kahan_nearest, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_NEAREST)
 #endif
 #define SPECIALIZATIONS_(LINE_) \
-    LINE_(specialized_adam_kahan, KOPT_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
-    LINE_(specialized_adam_stochastic, KOPT_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC) \
-    LINE_(specialized_momentum_kahan, KOPT_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
-    LINE_(specialized_adam_f32, KOPT_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST) \
+    LINE_(specialized_adam_kahan, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
+    LINE_(specialized_adam_stochastic, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC) \
+    LINE_(specialized_momentum_kahan, KOPT_RULE_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
+    LINE_(specialized_adam_f32, KOPT_RULE_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST) \
     SPECIALIZATIONS_IN_ORDER_(LINE_)
 /* clang-format on */
 
@@ -5969,7 +6025,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
         kind.weight = kind.grad = kind.moment = line_format;                                  \
         kind.buffered = 0;                                                                    \
         kind.rounding = line_rounding;                                                        \
-        kind.moment_rounding = kind.compensation_rounding = line_state_rounding;              \
+        kind.moment_rounding = kind.residual_rounding = line_state_rounding;                  \
         return K_(specialized)(j, kind, begin);                                               \
     }
 SPECIALIZATIONS_(LINE_)
@@ -5983,10 +6039,10 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
        come in whole pairs. The loop over tiles steps the elements before and behind. It is called from here and not
        from the specialized loop, so that the stack frames of the two do not add up. AVX2 has none with L2: it has few
        registers, and the test for L2 would slow down every step. */
-    const kopt_step *const s = j->step;
+    const kopt_begun_ *const s = j->step;
     const size_t from = i + (unsigned)((0 - (j->first + i)) % PAIR_);
     if (j->end >= from + PAIR_ && (s->moments_only | s->sync | s->unrectified) == 0 && j->counts == NULL &&
-        j->copy == NULL && (LANES_ != 8 || kopt_as_u32_(s->l2) << 1 == 0)) {
+        j->copy == NULL && (LANES_ != 8 || kopt_as_u32_(j->l2) << 1 == 0)) {
         const kopt_kind_ kind = kopt_kind_of_(j, 0);
         size_t end;
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding)              \
@@ -5994,7 +6050,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
         kind.grad == (line_format) && kind.moment == (line_format) &&                                      \
         ((line_format) == KOPT_F32 ||                                                                      \
          (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&             \
-          ((line_rounding) != KOPT_KAHAN || kind.compensation_rounding == (line_state_rounding)))))        \
+          ((line_rounding) != KOPT_KAHAN || kind.residual_rounding == (line_state_rounding)))))            \
         end = K_(name)(j, from);                                                                           \
     else
         SPECIALIZATIONS_(LINE_) end = from;
@@ -6151,7 +6207,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 
 /* Writes the ratios of StableAdamW of the elements [begin, j->end) to out, as fp32. */
 NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
-    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay);
+    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
     const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
     const size_t grad_size = kopt_bytes_of_(kind.grad), moment_size = kopt_bytes_of_(kind.moment);
     const size_t weight_size = kopt_bytes_of_(kind.weight);
@@ -6478,7 +6534,8 @@ typedef struct kopt_kernels_ {
     {kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
      kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
 #define KOPT_NO_KERNELS_ {NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL)}
-static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
+enum { KOPT_ISAS_ = KOPT_ISA_SIMD128 + 1 };
+static const kopt_kernels_ kopt_table_[KOPT_ISAS_] = {
     KOPT_KERNELS_(scalar, scalar),
 #ifdef KOPT_SSE2_
     KOPT_KERNELS_(sse2, scalar),
@@ -6508,19 +6565,31 @@ static const kopt_kernels_ kopt_table_[KOPT_ISA_COUNT] = {
 #define KOPT_KERNEL_(name) kopt_##name##_scalar_
 #endif
 
+/* Bytes of the code of n elements, and the offset of element n (KOPT_Q8, KOPT_Q1: of a multiple of 256). */
+static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
+    return code == KOPT_Q8   ? n + 4 * kopt_blocks_(n)
+           : code == KOPT_Q1 ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n)
+                             : 2 * n;
+}
+
+KOPT_API_ size_t kopt_format_size(kopt_format format, size_t n) {
+    if ((unsigned)format > (unsigned)KOPT_Q1 || n > KOPT_LARGEST_N_) return 0;
+    return format == KOPT_F32 ? 4 * n : kopt_code_bytes_(format, n);
+}
+
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
     static const char *const sentences[] = {
         "success",
         "a required pointer is NULL",
-        "an option has a value that does not exist, does not apply or is not in this build: kopt_option_string() names "
-        "the field",
-        "a number is out of range or NaN: kopt_option_string() names the hyper-parameter or the product",
+        "an option has a value that does not exist, does not apply or is not in this build: kopt_explain() names the "
+        "field",
+        "a number is out of range or NaN: kopt_explain() names the hyper-parameter or the product",
         "the range of elements is not inside the tensor, or the tensor is too large",
         "a state block (kopt_state_size() says its bytes) or a buffer is too small, or a checkpoint was cut off",
         "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or contradicting "
         "itself",
         "the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard (kopt_state_inspect() "
-        "and kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin_all() takes "
+        "and kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin() takes "
         "several)",
         "the state block or checkpoint is damaged: its checksum is wrong",
         "two of the buffers overlap",
@@ -6529,10 +6598,12 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "this instruction set, or a GPU, is not in this build or not on this machine",
         "a CUDA call failed: cudaPeekAtLastError() says why",
         "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one",
-        "the ids of a list of tensors do not increase: call kopt_number_tensors() before kopt_state_init()",
+        "the ids of a list of tensors do not increase: call kopt_list_set_ids() before kopt_state_init()",
         "the stream is being captured: call this function before the capture, or the graph would repeat it",
-        "reading or writing a checkpoint failed: the file may be too short, or the disk full"};
-    return (unsigned)result <= (unsigned)KOPT_ERROR_FILE ? sentences[result] : "unknown result";
+        "reading or writing a checkpoint failed: the file may be too short, or the disk full",
+        "the header that made the optimizer and the implementation that was linked are of different versions, or were "
+        "compiled with other sizes of structs or enums"};
+    return (unsigned)result <= (unsigned)KOPT_ERROR_VERSION ? sentences[result] : "unknown result";
 }
 
 KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
@@ -6553,7 +6624,7 @@ static void kopt_cpuid_(uint32_t leaf, uint32_t r[4]) {
 #endif
 
 KOPT_API_ int kopt_isa_usable(kopt_isa isa) {
-    if ((unsigned)isa >= (unsigned)KOPT_ISA_COUNT || kopt_table_[isa].step == NULL) return 0;
+    if ((unsigned)isa >= (unsigned)KOPT_ISAS_ || kopt_table_[isa].step == NULL) return 0;
 #ifdef KOPT_X86_
     if (isa != KOPT_ISA_SCALAR) {
         uint32_t r[4], max, saved; /* saved: XCR0, the registers that the operating system saves */
@@ -6594,7 +6665,7 @@ static int kopt_chosen_;
 KOPT_API_ kopt_isa kopt_isa_current(void) {
     int chosen = KOPT_GET_CHOSEN_();
     if (chosen == 0) {
-        for (chosen = KOPT_ISA_COUNT; !kopt_isa_usable((kopt_isa)(chosen - 1)); chosen--) {
+        for (chosen = KOPT_ISAS_; !kopt_isa_usable((kopt_isa)(chosen - 1)); chosen--) {
         }
         KOPT_SET_CHOSEN_(chosen);
     }
@@ -6602,14 +6673,14 @@ KOPT_API_ kopt_isa kopt_isa_current(void) {
 }
 
 KOPT_API_ kopt_result kopt_isa_force(kopt_isa isa) {
-    if (isa != KOPT_ISA_COUNT && !kopt_isa_usable(isa)) return KOPT_ERROR_ISA;
-    KOPT_SET_CHOSEN_(isa == KOPT_ISA_COUNT ? 0 : (int)isa + 1);
+    if (isa != KOPT_ISA_AUTO && !kopt_isa_usable(isa)) return KOPT_ERROR_ISA;
+    KOPT_SET_CHOSEN_(isa == KOPT_ISA_AUTO ? 0 : (int)isa + 1);
     return KOPT_OK;
 }
 
 KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
-    static const char *const names[KOPT_ISA_COUNT] = {"scalar", "sse2", "avx2", "avx512", "neon", "simd128"};
-    return (unsigned)isa < (unsigned)KOPT_ISA_COUNT ? names[isa] : "unknown";
+    static const char *const names[KOPT_ISAS_] = {"scalar", "sse2", "avx2", "avx512", "neon", "simd128"};
+    return (unsigned)isa < (unsigned)KOPT_ISAS_ ? names[isa] : "unknown";
 }
 
 /* ---- TILES ------------------------------------------------------------------------------------------------------- */
@@ -6716,9 +6787,9 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
 
 static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
-    const kopt_step *const s = j->step;
+    const kopt_begun_ *const s = j->step;
     const int general = s->sync || j->counts != NULL, moments_only = s->moments_only;
-    t->is_loaded = general || t->kind.rule == KOPT_EMA || kopt_as_u32_(s->l2) << 1 != 0;
+    t->is_loaded = general || t->kind.rule == KOPT_RULE_EMA || kopt_as_u32_(j->l2) << 1 != 0;
     if (t->is_loaded) (stages->load_weights)(t);
     t->direction(t);
     if (general)
@@ -6762,7 +6833,7 @@ static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
    Otherwise a tile ends where the global index is a multiple of its size, as groups of random numbers do. */
 static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const kopt_job_ *whole, size_t begin,
                                             size_t end, float *moment) {
-    const kopt_step *s = whole->step;
+    const kopt_begun_ *s = whole->step;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     kopt_kind_ kind = kopt_kind_of_(whole, 0);
     const int buffered = moment != NULL, random = kopt_needs_random_(kind);
@@ -6872,7 +6943,7 @@ typedef struct kopt_random_reader_ {
     kopt_philox_key_ cipher;
     kopt_vu32_scalar_ words[4]; /* of the current Philox block */
     uint64_t first;             /* global index of element 0: set by the caller */
-    uint32_t store;             /* k of KOPT_RANDOM_STORE; 0 at first */
+    uint32_t store;             /* k of KOPT_RANDOM_STORE_; 0 at first */
 } kopt_random_reader_;
 
 static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uint32_t step, uint32_t id,
@@ -6884,7 +6955,7 @@ static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uin
 /* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap. */
 static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, size_t i) {
     const uint32_t r = kopt_random_at_scalar_(d->words, &d->cipher, d->first + i, i == 0);
-    return KOPT_RANDOM_STORE(r, d->store);
+    return KOPT_RANDOM_STORE_(r, d->store);
 }
 
 /* Encodes n fp32 numbers of one block. scale: from kopt_scale_q8_(); drawn: NULL rounds to nearest. */
@@ -6929,14 +7000,14 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
                              uint32_t stream) {
     kopt_environment_ environment;
     kopt_job_ job;
-    kopt_step s;
+    kopt_begun_ s;
     if (a->n == 0) return;
     memset(&s, 0, sizeof s);
     memset(&job, 0, sizeof job);
-    s.rule = KOPT_SGD;
-    s.weight_format = s.moment_format = a->format;
+    s.rule = KOPT_RULE_SGD;
+    s.moment_format = a->format;
     s.rounding = a->rounding;
-    s.moment_rounding = s.compensation_rounding = a->compensation_rounding;
+    s.moment_rounding = s.residual_rounding = a->residual_rounding;
     s.seed = a->seed;
     s.step = a->step;
     job.step = &s;
@@ -6944,7 +7015,7 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     job.residual = (kopt_byte_ *)a->residual;
     memcpy(&job.grad, &x, sizeof x);
     job.grad_format = format;
-    job.moment_format = a->format;
+    job.weight_format = job.moment_format = a->format;
     job.end = a->n;
     job.first = a->first_index;
     job.id = a->id;
@@ -7023,9 +7094,9 @@ static void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight, 
 
 /* The moment of a slot. *is_root: does it hold the square roots? */
 static kopt_byte_ *kopt_slot_moment_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, int *is_root) {
-    *is_root = (l->moment_format == KOPT_FP16 || l->moment_format == KOPT_Q8) && slot != KOPT_WEIGHT &&
+    *is_root = (l->moment_format == KOPT_FP16 || l->moment_format == KOPT_Q8) && slot != KOPT_SLOT_WEIGHT &&
                kopt_is_square_(l->rule, (int)slot - 1);
-    return slot == KOPT_WEIGHT ? NULL : (kopt_byte_ *)t->state + l->moment[slot - 1];
+    return slot == KOPT_SLOT_WEIGHT ? NULL : (kopt_byte_ *)t->state + l->moment[slot - 1];
 }
 
 /* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
@@ -7050,7 +7121,7 @@ static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_s
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i += n) {
         uint32_t bits = kopt_load32_(in + 4 * i);
-        if (slot == KOPT_WEIGHT) {
+        if (slot == KOPT_SLOT_WEIGHT) {
             kopt_write_weight_(l, weight + i * l->weight_bytes, residual + i * l->residual_bytes, bits);
         } else if (l->moment_format == KOPT_Q8) {
             n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
@@ -7070,7 +7141,7 @@ static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_s
 /* After the weights have been set: fills t->copy, if there is one, and Ranger's slow weights. */
 static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow) {
     kopt_byte_ *state = (kopt_byte_ *)t->state;
-    if (slow && l->rule == KOPT_RANGER) {
+    if (slow && l->rule == KOPT_RULE_RANGER) {
         memcpy(state + l->slow, t->weight, t->n * l->weight_bytes);
         memcpy(state + l->slow_residual, state + l->residual, t->n * l->residual_bytes);
     }
@@ -7087,44 +7158,48 @@ static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, cons
     return 0;
 }
 
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights) {
-    kopt_result result = kopt_check_options_(opt);
-    unsigned except = 1u << KOPT_GRADS_;
-    kopt_layout_ l;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
+static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
+                                      size_t count, int memory, int blocks);
+
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                      const float *weights) {
+    uint64_t bytes;
+    size_t i, length = 0;
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
-    l = kopt_layout_for_(opt, t->n);
-    result = kopt_check_memory_(t, &l, 0);
-    if (result != KOPT_OK || t->n == 0) return result;
-    if (weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
-    if (kopt_overlaps_tensor_(weights, t->n * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
-    if (l.total != 0) {
-        kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
-        memset((kopt_byte_ *)t->state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
+    for (i = 0; i < count; length += tensors[i++].n)
+        if (tensors[i].n > ~(size_t)0 / 4 - length) return KOPT_ERROR_BOUNDS;
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *const t = &tensors[i];
+        const kopt_layout_ l = kopt_layout_for_(opt, t);
+        unsigned except = 1u << KOPT_GRADS_;
+        if (count == 1 && weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
+        if (kopt_overlaps_tensor_(weights, length * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
     }
-    if (weights != NULL) kopt_write_slot_(&l, t, KOPT_WEIGHT, weights);
-    kopt_refresh_(&l, t, 1);
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *const t = &tensors[i];
+        const kopt_layout_ l = kopt_layout_for_(opt, t);
+        if (t->n == 0) continue;
+        if (l.total != 0) {
+            kopt_make_header_((kopt_byte_ *)t->state, opt, t->weight_format, t->id, t->n, t->first_index);
+            memset((kopt_byte_ *)t->state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
+        }
+        if (weights != NULL) {
+            kopt_write_slot_(&l, t, KOPT_SLOT_WEIGHT, weights);
+            weights += t->n;
+        }
+        kopt_refresh_(&l, t, 1);
+    }
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *t) {
+/* Draws the residuals of a tensor with elements, which all are 0. */
+static void kopt_dither_(const kopt_optimizer *opt, const kopt_tensor *t, const kopt_layout_ *l) {
     kopt_environment_ environment;
     kopt_random_reader_ drawn;
-    kopt_byte_ *weight, *residual;
-    kopt_layout_ l;
-    int is_fp16;
+    kopt_byte_ *const weight = (kopt_byte_ *)t->weight, *const residual = (kopt_byte_ *)t->state + l->residual;
+    const int is_fp16 = t->weight_format == KOPT_FP16;
     size_t i;
-    const kopt_result result = kopt_check_state_(&l, opt, t);
-    if (result != KOPT_OK) return result;
-    if (opt->rule == KOPT_EMA) return KOPT_ERROR_OPTION;
-    is_fp16 = opt->weight_format == KOPT_FP16;
-    if (l.residual_bytes == 0)
-        return opt->weight_format != KOPT_F32 && opt->rounding == KOPT_NEAREST ? KOPT_ERROR_OPTION : KOPT_OK;
-    if (t->n == 0) return KOPT_OK;
-    weight = (kopt_byte_ *)t->weight;
-    residual = (kopt_byte_ *)t->state + l.residual;
-    for (i = 0; i < t->n * l.residual_bytes; i++)
-        if (residual[i] != 0) return KOPT_ERROR_STEP;
     kopt_begin_random_reader_(&drawn, opt->seed, 0, t->id, KOPT_RANDOM_DITHER_);
     drawn.first = t->first_index;
     kopt_enter_(&environment);
@@ -7134,11 +7209,30 @@ KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_te
         if (opt->rounding == KOPT_KAHAN) kept += 0x80u; /* the middle: no tie, and a bf16 compensation holds it */
         if (is_fp16 ? mag - 1 >= 0x7BFFu : mag - 0x0D80u >= 0x7200u) continue;
         kopt_write_weight_(
-            &l, weight + 2 * i, residual + i * l.residual_bytes,
-            kopt_as_u32_(kopt_full_weight_scalar_(KOPT_EXACT, opt->weight_format, w, kept ^ 0x8000u, NULL)));
+            l, weight + 2 * i, residual + i * l->residual_bytes,
+            kopt_as_u32_(kopt_full_weight_scalar_(KOPT_EXACT, t->weight_format, w, kept ^ 0x8000u, NULL)));
     }
     kopt_leave_(&environment);
-    kopt_refresh_(&l, t, 1);
+    kopt_refresh_(l, t, 1);
+}
+
+KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
+    uint64_t bytes;
+    size_t i, k;
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
+    if (result != KOPT_OK) return result;
+    if (opt->rule == KOPT_RULE_EMA) return KOPT_ERROR_OPTION;
+    for (i = 0; i < count; i++) {
+        const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
+        const kopt_byte_ *const state = (const kopt_byte_ *)tensors[i].state;
+        if (tensors[i].weight_format != KOPT_F32 && opt->rounding == KOPT_NEAREST) return KOPT_ERROR_OPTION;
+        for (k = 0; k < tensors[i].n * l.residual_bytes; k++)
+            if (state[l.residual + k] != 0) return KOPT_ERROR_STEP;
+    }
+    for (i = 0; i < count; i++) {
+        const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
+        if (l.residual_bytes != 0 && tensors[i].n != 0) kopt_dither_(opt, &tensors[i], &l);
+    }
     return KOPT_OK;
 }
 
@@ -7160,7 +7254,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     int is_root;
     const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
     if (result != KOPT_OK || t->n == 0) return result;
-    if (slot == KOPT_WEIGHT) {
+    if (slot == KOPT_SLOT_WEIGHT) {
         const kopt_byte_ *const residual = l.residual_bytes == 0 ? NULL : (const kopt_byte_ *)t->state + l.residual;
         kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, residual, out);
         return KOPT_OK;
@@ -7187,7 +7281,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
     const kopt_result result = kopt_check_slot_(&l, opt, t, slot, in);
     if (result != KOPT_OK || t->n == 0) return result;
     kopt_write_slot_(&l, t, slot, in);
-    if (slot == KOPT_WEIGHT) kopt_refresh_(&l, t, 1);
+    if (slot == KOPT_SLOT_WEIGHT) kopt_refresh_(&l, t, 1);
     return KOPT_OK;
 }
 
@@ -7282,27 +7376,27 @@ static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_layout_ *l
         if (l->moment_format == KOPT_Q8)
             array = kopt_add_array_(array, state + l->moment[i] + l->scale, kopt_blocks_(l->n), 4);
     }
-    if (l->rule != KOPT_RANGER) return array;
+    if (l->rule != KOPT_RULE_RANGER) return array;
     array = kopt_add_array_(array, state + l->slow, l->n, l->weight_bytes);
     return kopt_add_array_(array, state + l->slow_residual, l->n, l->residual_bytes);
 }
 
 /* Makes the optimizer that a header describes; defaults elsewhere. saved: the header is of a checkpoint or in one. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
-    const int sgd = h[5] == KOPT_SGD, moments = h[9] & 7;
-    *opt = kopt_make_optimizer_((kopt_rule)h[5], 0);
-    opt->decay_mode = KOPT_L2;
+    const int sgd = h[5] == KOPT_RULE_SGD, moments = h[9] & 7;
+    memset(opt, 0, sizeof *opt);
+    kopt_set_defaults_(opt, (kopt_rule)h[5], 0);
+    opt->decay_mode = KOPT_DECAY_L2;
     opt->weight_decay = 0;
-    opt->weight_format = (kopt_format)h[6];
     opt->rounding = (kopt_rounding)(h[7] & 15);
     opt->moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
-    opt->amsgrad = h[5] == KOPT_ADAM && moments == 3;
+    opt->amsgrad = h[5] == KOPT_RULE_ADAM && moments == 3;
     if (saved) {
         opt->lr = opt->max_lr = kopt_load_number_(h + 48);
         opt->weight_decay = kopt_load_number_(h + 52);
         opt->decay_mode = (kopt_decay_mode)(h[9] >> 4 & 3);
         opt->moment_rounding = (kopt_rounding)(h[7] >> 4 & 1);
-        opt->compensation_rounding = (kopt_rounding)(h[7] >> 5 & 1);
+        opt->residual_rounding = (kopt_rounding)(h[7] >> 5 & 1);
         opt->nesterov = h[9] >> 3 & 1;
         opt->stable = h[9] >> 6 & 1;
         opt->atan2_outside = h[9] >> 7;
@@ -7321,7 +7415,43 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
     return h[5] <= KOPT_LAST_RULE_ && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_LAST_ROUNDING_ &&
            (h[8] <= KOPT_FP16 || h[8] == kopt_format_byte_(KOPT_Q8)) && (h[9] & 7u) <= 4u &&
-           (h[9] >> 4 & 3u) <= KOPT_FULLY_DECOUPLED;
+           (h[9] >> 4 & 3u) <= KOPT_DECAY_FULLY_DECOUPLED;
+}
+
+KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
+    const char *words = NULL;
+    kopt_neighbours_ list;
+    kopt_begun_ s;
+    size_t i;
+    list.previous = NULL;
+    list.current = 0;
+    if (opt != NULL && kopt_judge_options_(opt, &words) != KOPT_OK) return words;
+    if (opt != NULL && opt->step != 0xFFFFFFFFu && !kopt_next_step_(opt, &s)) {
+        if (!kopt_finite_(s.grad_scale)) return "grad_scale * clip: the product overflows a float";
+        if (!kopt_finite_(s.undecayed_rate))
+            return "lr: with the corrections and factors of the rule, it overflows a float";
+        if (!kopt_finite_(s.weight_decay)) return "lr * weight_decay, or lr / max_lr * weight_decay, overflows a float";
+        return "atan2_b: with the corrections of the rule, it overflows a float";
+    }
+    for (i = 0; tensors != NULL && i < count; i++) {
+        const kopt_tensor *const t = &tensors[i];
+        kopt_layout_ l;
+        kopt_result result;
+        if (kopt_judge_tensor_(t, &words) != KOPT_OK) return words;
+        if (opt == NULL || t->n == 0) continue;
+        l = kopt_layout_for_(opt, t);
+        result = kopt_check_memory_(t, &l, 0);
+        if (result == KOPT_ERROR_NULL) return "weight or state: NULL";
+        if (result == KOPT_ERROR_SIZE) return "state_size: less than kopt_state_size()";
+        if (result == KOPT_ERROR_OVERLAP) return "weight, state, copy or counts: two of them overlap";
+        result = kopt_check_neighbours_(&list, t, &l, opt->zero_grad);
+        if (result == KOPT_ERROR_OVERLAP) return "weight, grad, state or copy: one overlaps the tensor before";
+        if (result == KOPT_ERROR_ID) return "id: it is not above that of the tensor before";
+        if (kopt_judge_block_(t, &l, &words) != KOPT_OK) return words;
+    }
+    return opt == NULL && count == 0
+               ? "the optimizer is NULL"
+               : "all fields of the optimizer and the tensors are valid: look at the other arguments";
 }
 
 KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {
@@ -7337,15 +7467,16 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
         return KOPT_ERROR_STATE;
     n = (size_t)kopt_load_le64_(h + 16);
     if (n != kopt_load_le64_(h + 16) || n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS; /* for this machine */
-    if (h[5] == KOPT_ADAM_ATAN2 && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
+    if (h[5] == KOPT_RULE_ADAM_ATAN2 && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
     saved = h[10];
     kopt_optimizer_from_header_(&made, h, saved);
-    kopt_make_variant_(&rounding, &moments, &made);
+    kopt_make_variant_(&rounding, &moments, &made, (kopt_format)h[6]);
     /* does it contradict the rule or a format? */
     if (h[7] != (rounding & (saved ? 255 : 15)) || h[9] != (moments & (saved ? 255 : 7))) return KOPT_ERROR_STATE;
     if ((made.nesterov && (moments & 7) == 0) || kopt_load_le64_(h + 24) >> 63 != 0) return KOPT_ERROR_STATE;
     if (opt != NULL) *opt = made;
     if (t != NULL) {
+        t->weight_format = (kopt_format)h[6];
         t->n = n;
         t->id = kopt_load_le32_(h + 12);
         t->first_index = kopt_load_le64_(h + 24);
@@ -7358,10 +7489,10 @@ KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, k
 /* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
    elements, and encodes the moments again. moment has room for one block of each moment. */
 static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *layout) {
-    const kopt_step *s = whole->step;
+    const kopt_begun_ *s = whole->step;
     float moment[4 * KOPT_BLOCK_];
-    const size_t weight_bytes = kopt_bytes_of_(s->weight_format), grad_bytes = kopt_bytes_of_(whole->grad_format);
-    const size_t residual_bytes = kopt_bytes_of_residual_(s->weight_format, s->rounding);
+    const size_t weight_bytes = layout->weight_bytes, grad_bytes = kopt_bytes_of_(whole->grad_format);
+    const size_t residual_bytes = layout->residual_bytes;
     kopt_random_reader_ drawn;
     kopt_job_ job;
     size_t i, n;
@@ -7381,15 +7512,15 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
         job.weight = whole->weight + i * weight_bytes;
         job.grad = whole->grad + i * grad_bytes;
         job.residual = whole->residual + i * residual_bytes;
-        job.slow = whole->slow + (s->rule == KOPT_RANGER ? i * weight_bytes : 0);
-        job.slow_residual = whole->slow_residual + (s->rule == KOPT_RANGER ? i * residual_bytes : 0);
+        job.slow = whole->slow + (s->rule == KOPT_RULE_RANGER ? i * weight_bytes : 0);
+        job.slow_residual = whole->slow_residual + (s->rule == KOPT_RULE_RANGER ? i * residual_bytes : 0);
         if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
         job.first = whole->first + i;
         job.end = n;
         (KOPT_KERNEL_(step))(&job);
         for (m = 0; m < s->moment_count; m++) {
             /* AMSGrad's maximum is always rounded to nearest. */
-            const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_ADAM);
+            const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_RULE_ADAM);
             drawn.first = job.first;
             drawn.store = (uint32_t)m + 1;
             kopt_quantise_(state + layout->moment[m] + i, state + layout->moment[m] + layout->scale + scale,
@@ -7401,7 +7532,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
 
 /* StableAdamW: adds the squares of g / max(sqrt(v) * root_scale, eps) of elements [begin, end) to norm (section 6a). */
-static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_step *s, const kopt_tensor *t,
+static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
     size_t chunk = KOPT_RATIOS_;
     kopt_byte_ *state = (kopt_byte_ *)t->state;
@@ -7424,8 +7555,8 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
             job.moment[1] = ratio_bytes;
             kopt_dequantise_(ratio_bytes, state + layout->moment[1] + i,
                              state + layout->moment[1] + layout->scale + i / KOPT_BLOCK_ * 4, n, 1);
-            job.weight = (kopt_byte_ *)t->weight + i * kopt_bytes_of_(s->weight_format);
-            job.residual = state + layout->residual + i * kopt_bytes_of_residual_(s->weight_format, s->rounding);
+            job.weight = (kopt_byte_ *)t->weight + i * layout->weight_bytes;
+            job.residual = state + layout->residual + i * layout->residual_bytes;
             job.grad = (kopt_byte_ *)t->grad + i * kopt_bytes_of_(t->grad_format);
             job.begin = 0;
             job.end = n;
@@ -7436,24 +7567,25 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
     kopt_leave_(&environment);
 }
 
+static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n);
+
 /* Steps elements [begin, end); all of them, if StableAdamW has to measure the tensor. */
-static void kopt_run_(const kopt_layout_ *l, const kopt_step *s, const kopt_tensor *t, size_t begin, size_t end) {
+static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_tensor *t, size_t begin, size_t end) {
     kopt_environment_ environment;
     kopt_job_ job;
     kopt_norm norm;
-    volatile float stable = 1; /* so that no compiler moves the products above kopt_enter_() */
-    float scale;
+    const int measures = kopt_must_measure_(s, t);
+    volatile float scale = 1; /* so that no compiler moves the products above kopt_enter_() */
     if (begin == end) return;
-    if (s->stable && kopt_as_u32_(t->stable_scale) != 0) {
-        stable = t->stable_scale;
-    } else if (s->stable && !s->moments_only) {
+    if (measures) {
         memset(&norm, 0, sizeof norm);
         kopt_measure_(l, s, t, begin, end, &norm);
-        stable = kopt_stable_scale(&norm, t->n);
     }
     kopt_make_job_(&job, l, s, t, begin, end);
     kopt_enter_(&environment);
-    scale = kopt_as_u32_(t->rate_scale) == 0 ? stable : kopt_mul_(t->rate_scale, stable); /* 0 means 1 */
+    if (measures) scale = kopt_stable_from_norm_(&norm, t->n);
+    if (s->stable && !kopt_is_zero_(t->stable_scale)) scale = kopt_to_float_(t->stable_scale);
+    if (!kopt_is_zero_(t->rate_scale)) scale = kopt_mul_(kopt_to_float_(t->rate_scale), scale); /* 0 means 1 */
     if (kopt_as_u32_(scale) != 0x3F800000u) {
         job.rate = kopt_mul_(job.rate, scale);
         job.weight_decay = kopt_mul_(job.weight_decay, scale);
@@ -7465,47 +7597,34 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_step *s, const kopt_tens
     kopt_leave_(&environment);
 }
 
-KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
-    kopt_result result;
+/* Steps the tensors of a list that is checked. */
+static void kopt_run_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count) {
     kopt_layout_ layout;
-    kopt_step s;
-    uint32_t old_step;
     size_t i;
-    if (opt == NULL || (tensors == NULL && count != 0)) return KOPT_ERROR_NULL;
-    old_step = opt->step;
-    result = kopt_step_begin(opt, &s);
-    if (result != KOPT_OK) return result;
-    result = kopt_check_list_(&s, tensors, count);
-    if (result != KOPT_OK) {
-        opt->step = old_step;
-        return result;
-    }
     for (i = 0; i < count; i++) {
-        kopt_layout_of_step_(&layout, &s, tensors[i].n);
-        kopt_run_(&layout, &s, &tensors[i], 0, tensors[i].n);
+        kopt_layout_of_step_(&layout, s, tensors[i].weight_format, tensors[i].n);
+        kopt_run_(&layout, s, &tensors[i], 0, tensors[i].n);
     }
-    return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *t) {
-    kopt_layout_ layout;
-    const kopt_result result = kopt_check_step_(&layout, step, t);
-    if (result == KOPT_OK) kopt_run_(&layout, step, t, 0, t->n);
+KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
+    kopt_begun_ s;
+    kopt_result result = kopt_begin_(&s, opt);
+    if (result != KOPT_OK) return result;
+    result = kopt_check_list_(&s, tensors, count);
+    if (result == KOPT_OK)
+        kopt_run_list_(&s, tensors, count);
+    else
+        opt->step--;
     return result;
 }
 
-KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end) {
-    kopt_layout_ layout;
-    kopt_result result = kopt_check_step_(&layout, step, t);
-    if (result != KOPT_OK) return result;
-    if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
-    if (step->moment_format == KOPT_Q8 && step->moment_count > 0 && begin != end && /* only whole blocks */
-        (begin % KOPT_BLOCK_ != 0 || (end % KOPT_BLOCK_ != 0 && end != t->n)))
-        return KOPT_ERROR_BOUNDS;
-    if (kopt_must_measure_(step, t) && begin != end && end - begin != t->n)
-        return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
-    kopt_run_(&layout, step, t, begin, end);
-    return KOPT_OK;
+KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *tensors, size_t count) {
+    kopt_begun_ s;
+    kopt_result result = kopt_open_step_(&s, step);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
+    if (result == KOPT_OK) kopt_run_list_(&s, tensors, count);
+    return result;
 }
 
 /* ---- ranges of a list ---- */
@@ -7545,34 +7664,38 @@ static void kopt_range_of_part_(const kopt_part_ *part, size_t i, int blocks, si
     if (blocks && *end != n) *end -= *end % KOPT_BLOCK_;
 }
 
-KOPT_API_ size_t kopt_list_size(const kopt_tensor *tensors, size_t count) {
-    size_t i, size = 0;
+KOPT_API_ size_t kopt_list_length(const kopt_tensor *tensors, size_t count) {
+    size_t i, length = 0;
     if (tensors == NULL) return 0;
-    for (i = 0; i < count; size += tensors[i++].n)
-        if (tensors[i].n > ~size) return ~(size_t)0;
-    return size;
+    for (i = 0; i < count; length += tensors[i++].n)
+        if (tensors[i].n > ~length) return 0;
+    return length;
 }
 
-KOPT_API_ kopt_result kopt_step_list_range(const kopt_step *step, const kopt_tensor *tensors, size_t count,
-                                           size_t begin, size_t end) {
-    kopt_result result = kopt_check_began_(step);
+KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *tensors, size_t count, size_t begin,
+                                      size_t end) {
+    kopt_begun_ s;
+    kopt_result result = kopt_open_step_(&s, step);
+    kopt_layout_ layout;
     kopt_part_ part;
     int blocks;
     size_t i;
     if (result == KOPT_OK) result = kopt_find_part_(&part, tensors, count, begin, end);
-    if (result == KOPT_OK) result = kopt_check_list_(step, part.tensors, part.count);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, part.tensors, part.count);
     if (result != KOPT_OK) return result;
-    blocks = step->moment_format == KOPT_Q8 && step->moment_count > 0;
+    blocks = s.moment_format == KOPT_Q8 && s.moment_count > 0;
     for (i = 0; i < part.count; i++) {
         kopt_range_of_part_(&part, i, blocks, &begin, &end);
-        if (begin < end && end - begin != part.tensors[i].n && kopt_must_measure_(step, &part.tensors[i]))
+        if (begin < end && end - begin != part.tensors[i].n && kopt_must_measure_(&s, &part.tensors[i]))
             return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
     }
-    for (i = 0; i < part.count && result == KOPT_OK; i++) {
+    for (i = 0; i < part.count; i++) {
+        const kopt_tensor *const t = &part.tensors[i];
         kopt_range_of_part_(&part, i, blocks, &begin, &end);
-        if (begin < end) result = kopt_step_range(step, &part.tensors[i], begin, end); /* checks once more */
+        kopt_layout_of_step_(&layout, &s, t->weight_format, t->n);
+        if (begin < end) kopt_run_(&layout, &s, t, begin, end);
     }
-    return result;
+    return KOPT_OK;
 }
 
 /* ---- checkpoints ---- */
@@ -7659,9 +7782,17 @@ static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *
     return kopt_bytes_differ_(a, b, 5, 32) ? KOPT_ERROR_MISMATCH : KOPT_OK;
 }
 
-static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, uint64_t count,
-                                                  uint64_t bytes) {
-    kopt_make_saved_header_(h, opt, 0, count, bytes);
+/* The format in the header of a checkpoint: that of the first tensor whose weights have 16 bits, or else KOPT_F32. */
+static kopt_format kopt_format_of_list_(const kopt_tensor *tensors, size_t count) {
+    size_t i;
+    for (i = 0; i < count; i++)
+        if (tensors[i].weight_format != KOPT_F32) return tensors[i].weight_format;
+    return count == 0 ? KOPT_BF16 : KOPT_F32;
+}
+
+static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, kopt_format weight,
+                                                  uint64_t count, uint64_t bytes) {
+    kopt_make_saved_header_(h, opt, weight, 0, count, bytes);
     kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
     h[4] = KOPT_SAVE_VERSION_;
     h[10] = 0;
@@ -7687,7 +7818,7 @@ static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expe
 #undef KOPT_LOAD_NUMBER_
     result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    kopt_make_save_header_(expected, opt, kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
+    kopt_make_save_header_(expected, opt, (kopt_format)h[6], kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
     return kopt_bytes_differ_(h, expected, 0, KOPT_SAVE_HEADER_) ? KOPT_ERROR_STATE : KOPT_OK;
 }
 
@@ -7704,7 +7835,7 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     s->offset = 0;
     s->result = s->wrong = KOPT_OK;
     kopt_crc_begin_(&s->crc);
-    kopt_make_save_header_(expected, opt, count, bytes);
+    kopt_make_save_header_(expected, opt, kopt_format_of_list_(tensors, count), count, bytes);
     kopt_walk_bytes_(s, saves ? expected : h, KOPT_SAVE_HEADER_);
     if (!saves && s->result == KOPT_OK) {
         s->result = kopt_compare_headers_(h, expected);
@@ -7713,8 +7844,8 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     }
     for (i = 0; i < count && s->result == KOPT_OK; i++) {
         const kopt_tensor *t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        kopt_make_saved_header_(expected, saves ? opt : loaded, t->id, t->n, t->first_index);
+        const kopt_layout_ l = kopt_layout_for_(opt, t);
+        kopt_make_saved_header_(expected, saves ? opt : loaded, t->weight_format, t->id, t->n, t->first_index);
         kopt_walk_bytes_(s, saves ? expected : found, KOPT_HEADER_);
         if (!saves && s->result == KOPT_OK) {
             if (s->wrong == KOPT_OK) s->wrong = kopt_compare_headers_(found, expected);
@@ -7740,17 +7871,17 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
 /* ---- checkpoints: save and load ---- */
 
 static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
-    const uint64_t copies = l->rule == KOPT_RANGER ? 2 : 1; /* of weights and residuals */
+    const uint64_t copies = l->rule == KOPT_RULE_RANGER ? 2 : 1; /* of weights and residuals */
     const uint64_t moment = kopt_round_up4_(l->n * l->moment_bytes);
     return KOPT_HEADER_ +
            copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes)) +
            (uint64_t)l->moment_count * (moment + (l->moment_format == KOPT_Q8 ? 4 * kopt_blocks_(l->n) : 0));
 }
 
-/* Checks a list for kopt_save() and kopt_load(), and sums the bytes of its checkpoint. Without memory it does not look
-   at pointers and sizes; with blocks the state blocks must be initialized. */
-static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
-                                          size_t count, int memory, int blocks) {
+/* Checks an optimizer and a list for all that is no step, and sums the bytes of its checkpoint. Without memory it does
+   not look at pointers and sizes; with blocks the state blocks must be initialized. */
+static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
+                                      size_t count, int memory, int blocks) {
     kopt_result result = kopt_check_options_(opt);
     kopt_neighbours_ list;
     size_t i;
@@ -7760,10 +7891,13 @@ static kopt_result kopt_check_checkpoint_(uint64_t *bytes, const kopt_optimizer 
     *bytes = KOPT_SAVE_HEADER_ + 4;
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        const uint64_t size = kopt_saved_size_(&l);
-        result = kopt_check_tensor_(t, opt->weight_format);
-        if (result == KOPT_OK && blocks) result = kopt_check_block_(t, &l);
+        kopt_layout_ l;
+        uint64_t size;
+        result = kopt_check_tensor_(t);
+        if (result != KOPT_OK) return result;
+        l = kopt_layout_for_(opt, t);
+        size = kopt_saved_size_(&l);
+        if (blocks) result = kopt_check_block_(t, &l);
         if (result == KOPT_OK && memory) result = kopt_check_memory_(t, &l, 0);
         if (result == KOPT_OK && memory) result = kopt_check_neighbours_(&list, t, &l, 0);
         if (result == KOPT_OK && !memory && t->n != 0) {
@@ -7781,7 +7915,7 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
                                size_t count) {
     size_t i;
     for (i = 0; i < count; i++) {
-        const kopt_layout_ l = kopt_layout_for_(opt, tensors[i].n);
+        const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
         if (kopt_overlaps_tensor_(buffer, size, &tensors[i], &l, 0)) return 1;
     }
     return 0;
@@ -7789,7 +7923,7 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
 
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
-    if (kopt_check_checkpoint_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
+    if (kopt_check_states_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
     return (size_t)bytes == bytes ? (size_t)bytes : 0;
 }
 
@@ -7818,7 +7952,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     kopt_memory_file_ memory = {(kopt_byte_ *)out, NULL, 0};
     const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
     uint64_t bytes;
-    const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 1);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
     if (result != KOPT_OK) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
@@ -7831,7 +7965,7 @@ KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors,
     kopt_memory_file_ memory = {NULL, (const kopt_byte_ *)in, in_size};
     const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
     uint64_t bytes;
-    kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
+    kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
     if (in == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
@@ -7844,7 +7978,7 @@ KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor 
                                    const kopt_file *file) {
     uint64_t bytes;
     kopt_stream_ s;
-    const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 1);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
     if (result != KOPT_OK) return result;
     if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
     s.file = file;
@@ -7860,7 +7994,7 @@ KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *ten
     kopt_stream_ s;
     uint32_t checksum;
     size_t i;
-    const kopt_result result = kopt_check_checkpoint_(&bytes, opt, tensors, count, 1, 0);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
     if (result != KOPT_OK) return result;
     if (file == NULL || file->read == NULL) return KOPT_ERROR_NULL;
     s.file = file;
@@ -7868,15 +8002,15 @@ KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *ten
     if (s.result != KOPT_OK) return s.result;
     checksum = s.checksum;
     for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
-        if (kopt_layout_for_(opt, tensors[i].n).total != 0) memset(tensors[i].state, 0, 4);
+        if (kopt_layout_for_(opt, &tensors[i]).total != 0) memset(tensors[i].state, 0, 4);
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result == KOPT_ERROR_FILE) return s.result;
     if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
     *opt = loaded;
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t->n);
-        if (l.total != 0) kopt_make_header_((kopt_byte_ *)t->state, opt, t->id, t->n, t->first_index);
+        const kopt_layout_ l = kopt_layout_for_(opt, t);
+        if (l.total != 0) kopt_make_header_((kopt_byte_ *)t->state, opt, t->weight_format, t->id, t->n, t->first_index);
         kopt_refresh_(&l, t, 0);
     }
     return KOPT_OK;
@@ -7975,21 +8109,25 @@ KOPT_API_ kopt_result kopt_norm_add_grads(kopt_norm *norm, const kopt_tensor *te
     return kopt_norm_add_part_(norm, &part);
 }
 
-KOPT_API_ kopt_result kopt_norm_add_grads_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
-                                                size_t end) {
+KOPT_API_ kopt_result kopt_norm_add_range(kopt_norm *norm, const kopt_tensor *tensors, size_t count, size_t begin,
+                                          size_t end) {
     kopt_part_ part;
     const kopt_result result = norm == NULL ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
     return result != KOPT_OK ? result : kopt_norm_add_part_(norm, &part);
 }
 
-KOPT_API_ double kopt_norm_value(const kopt_norm *norm) { return norm == NULL ? 0 : kopt_norm_root_(norm); }
+static double kopt_nan64_(void) { return kopt_bits_to_f64_((uint64_t)0x7FF8 << 48); }
 
-KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, double grad_scale) {
+KOPT_API_ double kopt_norm_value(const kopt_norm *norm) { return norm == NULL ? kopt_nan64_() : kopt_norm_root_(norm); }
+
+KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double grad_scale) {
     const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63)); /* |grad_scale| */
     kopt_environment_ environment;
     double value;
-    if (norm == NULL || !kopt_less64_(0, max_norm) || !kopt_within64_(max_norm, 0, max_norm)) return 1;
-    if (norm->nonfinite != 0 || !kopt_within64_(scale, 0, KOPT_DOUBLE_(1e100, 0x54B249ADu, 0x2594C37Du))) return 0;
+    if (norm == NULL || norm->nonfinite != 0 || !kopt_within64_(max_norm, 0, max_norm) ||
+        !kopt_within64_(scale, 0, KOPT_DOUBLE_(1e100, 0x54B249ADu, 0x2594C37Du)))
+        return kopt_nan64_();
+    if (kopt_is_zero_(max_norm)) return 1;
     kopt_enter_(&environment);
     value = kopt_mul64_(kopt_norm_root_(norm), scale);
     value = kopt_div64_(max_norm, kopt_add64_(value, KOPT_1E_MINUS_6_));
@@ -7997,16 +8135,18 @@ KOPT_API_ double kopt_clip_coefficient(const kopt_norm *norm, double max_norm, d
     return kopt_less64_(value, 1) ? value : 1;
 }
 
-KOPT_API_ kopt_result kopt_stable_measure(const kopt_step *step, const kopt_tensor *t, size_t begin, size_t end,
-                                          kopt_norm *norm) {
+KOPT_API_ kopt_result kopt_norm_add_stable(kopt_norm *norm, const kopt_step *step, const kopt_tensor *t, size_t begin,
+                                           size_t end) {
     kopt_layout_ layout;
-    const kopt_result result = kopt_check_step_(&layout, step, t);
+    kopt_begun_ s;
+    kopt_result result = kopt_open_step_(&s, step);
+    if (result == KOPT_OK) result = kopt_check_step_tensor_(&layout, &s, t);
     if (result != KOPT_OK) return result;
     if (norm == NULL) return KOPT_ERROR_NULL;
-    if (!step->stable) return KOPT_ERROR_OPTION;
+    if (!s.stable) return KOPT_ERROR_OPTION;
     if (begin > end || end > t->n) return KOPT_ERROR_BOUNDS;
     if (kopt_overlaps_tensor_(norm, sizeof *norm, t, &layout, 0)) return KOPT_ERROR_OVERLAP;
-    kopt_measure_(&layout, step, t, begin, end, norm);
+    kopt_measure_(&layout, &s, t, begin, end, norm);
     return KOPT_OK;
 }
 
@@ -8018,12 +8158,12 @@ static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uin
     return kopt_less64_(1, rms) ? kopt_to_float_(kopt_div64_(1, rms)) : 1;
 }
 
-KOPT_API_ float kopt_stable_scale(const kopt_norm *norm, uint64_t n) {
+KOPT_API_ double kopt_norm_stable_scale(const kopt_norm *norm, uint64_t n) {
     kopt_environment_ environment;
-    float scale;
-    if (norm == NULL) return 1;
+    double scale;
+    if (norm == NULL) return kopt_nan64_();
     kopt_enter_(&environment);
-    scale = kopt_stable_from_norm_(norm, n);
+    scale = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_stable_from_norm_(norm, n)));
     kopt_leave_(&environment);
     return scale;
 }
@@ -8061,21 +8201,20 @@ KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, dou
 
 /* ---- loss scaling ---- */
 
-KOPT_API_ kopt_scaler kopt_grad_scaler(void) {
-    const kopt_scaler s = {65536, 0, 2, 0.5, 2000, 1, 0, 0, 0};
-    return s;
-}
-
 static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     const double most = KOPT_DOUBLE_(1e30, 0x46293E59u, 0x39A08CEAu);
     const double least = KOPT_DOUBLE_(1e-30, 0x39B4484Bu, 0xFEEBC2A0u);
     if (s == NULL) return KOPT_ERROR_NULL;
-    if (kopt_as_u32_(s->scale) - 0x00800000u >= 0x7F000000u) return KOPT_ERROR_RANGE; /* not a positive normal float */
-    if (kopt_as_u32_(s->minimum) >= 0x7F800000u && kopt_as_u32_(s->minimum) != 0x80000000u) return KOPT_ERROR_RANGE;
+    if (s->reserved_ != 0) return KOPT_ERROR_OPTION;
+    if (!kopt_within64_(s->scale, 1.1754943508222875e-38, 3.4028234663852886e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(s->minimum, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (!kopt_within64_(s->growth, 1, most) || !kopt_less64_(1, s->growth)) return KOPT_ERROR_RANGE;
     if (!kopt_within64_(s->backoff, least, 1) || !kopt_less64_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
+
+/* x rounded to fp32. */
+static double kopt_round_to_float_(double x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_to_float_(x))); }
 
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     const double overflow = KOPT_DOUBLE_(3.4028235677973366e38, 0x47EFFFFFu, 0xF0000000u);
@@ -8084,19 +8223,18 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     double scale;
     if (result != KOPT_OK) return result;
     kopt_enter_(&environment);
-    scale = kopt_bits_to_f64_(kopt_float_to_bits64_(s->scale));
     s->good = found_inf ? 0 : s->good + 1;
     s->bad = !found_inf ? 0 : s->bad + (s->bad != 0xFFFFFFFFu);
     if (found_inf && s->bad >= s->hysteresis) {
-        scale = kopt_mul64_(scale, s->backoff);
+        scale = kopt_mul64_(s->scale, s->backoff);
         /* the old scale stays if the new one is below 2^-126 */
-        if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_to_float_(scale);
-        if (kopt_as_u32_(s->scale) < (kopt_as_u32_(s->minimum) & 0x7FFFFFFFu)) s->scale = s->minimum;
+        if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_round_to_float_(scale);
+        if (kopt_less64_(s->scale, s->minimum)) s->scale = s->minimum;
     }
     if (!found_inf && s->good >= s->interval) {
-        scale = kopt_mul64_(scale, s->growth);
+        scale = kopt_mul64_(s->scale, s->growth);
         /* ... or 2^128 - 2^103 or above, which rounds to infinity */
-        if (kopt_less64_(scale, overflow)) s->scale = kopt_to_float_(scale);
+        if (kopt_less64_(scale, overflow)) s->scale = kopt_round_to_float_(scale);
         s->good = 0;
     }
     kopt_leave_(&environment);
@@ -8105,7 +8243,7 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
 
 /* Begins a step with a copy of opt: grad_scale divided by the loss scale, clip from norm (1 if that is NULL). */
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
-                                                    const kopt_norm *norm, double max_norm, kopt_step *step) {
+                                                    const kopt_norm *norm, double max_norm, kopt_begun_ *s) {
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
@@ -8114,49 +8252,43 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     if (!kopt_within64_(max_norm, 0, max_norm)) return KOPT_ERROR_RANGE;
     scaled = *opt;
     kopt_enter_(&environment);
-    scaled.grad_scale = kopt_div64_(opt->grad_scale, kopt_bits_to_f64_(kopt_float_to_bits64_(scaler->scale)));
+    scaled.grad_scale = kopt_div64_(opt->grad_scale, scaler->scale);
     kopt_leave_(&environment);
-    scaled.clip = norm == NULL ? 1 : kopt_clip_coefficient(norm, max_norm, scaled.grad_scale);
-    return kopt_step_begin(&scaled, step);
+    scaled.clip = norm == NULL ? 1 : kopt_norm_clip(norm, max_norm, scaled.grad_scale);
+    return kopt_begin_(s, &scaled);
 }
 
 /* Refuses optimizers that are all behind one of an earlier call: the scale has changed since their gradients. */
-static kopt_result kopt_check_steps_(const kopt_scaler *scaler, kopt_optimizer *const *opts, size_t count) {
+static kopt_result kopt_check_steps_(const kopt_scaler *scaler, const kopt_optimizer *opts, size_t count) {
     size_t i;
     for (i = 0; i < count; i++)
-        if (opts[i]->step >= scaler->steps_) return KOPT_OK;
+        if (opts[i].step >= scaler->steps_) return KOPT_OK;
     return KOPT_ERROR_MISMATCH;
 }
 
-KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm,
-                                        double max_norm, kopt_step *step, int *skipped) {
-    return kopt_scaler_begin_all(scaler, &opt, 1, norm, max_norm, step, skipped);
-}
-
-KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer *const *opts, size_t count,
-                                            const kopt_norm *norm, double max_norm, kopt_step *steps, int *skipped) {
+KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_step *steps, kopt_optimizer *opts, size_t count,
+                                        const kopt_norm *norm, double max_norm, int *skipped) {
     kopt_result result = KOPT_OK;
-    size_t i, k;
+    kopt_begun_ s;
+    size_t i;
     int skip;
     if (opts == NULL || norm == NULL || steps == NULL) return KOPT_ERROR_NULL;
     if (count == 0) return KOPT_ERROR_RANGE;
     skip = norm->nonfinite != 0;
     for (i = 0; i < count; i++) { /* checks all, also those of a skipped step, before anything is written */
-        kopt_step discarded;
-        result = kopt_scaled_step_(scaler, opts[i], skip ? NULL : norm, max_norm, &discarded);
+        result = kopt_scaled_step_(scaler, &opts[i], skip ? NULL : norm, max_norm, &s);
         if (result != KOPT_OK) return result;
-        for (k = 0; k < i; k++)
-            if (opts[k] == opts[i]) return KOPT_ERROR_OVERLAP;
     }
     result = kopt_check_steps_(scaler, opts, count);
     for (i = 0; i < count && result == KOPT_OK; i++) {
         if (skip) {
             memset(&steps[i], 0, sizeof steps[i]);
         } else {
-            result = kopt_scaled_step_(scaler, opts[i], norm, max_norm, &steps[i]);
-            opts[i]->step = steps[i].step;
+            result = kopt_scaled_step_(scaler, &opts[i], norm, max_norm, &s);
+            memcpy(&steps[i], &s, sizeof s);
+            opts[i].step = s.step;
         }
-        if (scaler->steps_ < opts[i]->step) scaler->steps_ = opts[i]->step;
+        if (scaler->steps_ < opts[i].step) scaler->steps_ = opts[i].step;
     }
     if (result != KOPT_OK) return result;
     if (skipped != NULL) *skipped = skip;
@@ -8166,31 +8298,30 @@ KOPT_API_ kopt_result kopt_scaler_begin_all(kopt_scaler *scaler, kopt_optimizer 
 /* What kopt_scaler_step() does before it steps tensors. A separate function, so that its frame is gone by then. */
 static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt_optimizer *opt,
                                                        const kopt_tensor *tensors, size_t count, double max_norm,
-                                                       const kopt_closure *closure, int *skipped, kopt_step *step) {
+                                                       const kopt_closure *closure, kopt_step *step, int *skipped) {
     const int evaluates = closure != NULL && closure->evaluate != NULL;
-    kopt_result result = kopt_scaled_step_(scaler, opt, NULL, max_norm, step); /* checks, before the closure writes */
+    kopt_begun_ s;
+    kopt_result result = kopt_scaled_step_(scaler, opt, NULL, max_norm, &s); /* checks, before the closure writes */
     kopt_norm norm;
-    if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, &opt, 1);
-    if (result == KOPT_OK) result = kopt_check_list_(step, tensors, count);
+    if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, opt, 1);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
     if (result != KOPT_OK) return result;
     memset(&norm, 0, sizeof norm);
     if (evaluates) closure->evaluate(closure->user, scaler->scale);
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != NULL && closure->reduce != NULL) closure->reduce(closure->user, &norm);
     if (evaluates) scaler->steps_ = 0; /* the gradients have this scale, whatever was stepped before */
-    return result == KOPT_OK ? kopt_scaler_begin(scaler, opt, &norm, max_norm, step, skipped) : result;
+    return result == KOPT_OK ? kopt_scaler_begin(scaler, step, opt, 1, &norm, max_norm, skipped) : result;
 }
 
 KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                        size_t count, double max_norm, const kopt_closure *closure, int *skipped) {
-    kopt_result result;
     kopt_step step;
-    size_t i;
-    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
-    result = kopt_scaler_prepare_(scaler, opt, tensors, count, max_norm, closure, skipped, &step);
-    for (i = 0; i < count && result == KOPT_OK && step.step != 0; i++)
-        result = kopt_step_run(&step, &tensors[i]); /* checks once more */
-    return result;
+    int skip;
+    const kopt_result result = kopt_scaler_prepare_(scaler, opt, tensors, count, max_norm, closure, &step, &skip);
+    if (result != KOPT_OK) return result;
+    if (skipped != NULL) *skipped = skip;
+    return skip ? KOPT_OK : kopt_step_run(&step, tensors, count); /* checks once more */
 }
 
 /* ---- gradient accumulation ---- */
@@ -8202,7 +8333,7 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
     a.residual = residual;
     a.format = format;
     a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
-    a.compensation_rounding = KOPT_STOCHASTIC;
+    a.residual_rounding = KOPT_STOCHASTIC;
     a.n = n;
     a.made_ = KOPT_MADE_;
     return a;
@@ -8214,10 +8345,10 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     kopt_result result;
     if (a == NULL) return KOPT_ERROR_NULL;
     if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
+    if (a->reserved_n_ != 0 || a->reserved32_ != 0) return KOPT_ERROR_OPTION;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
-    if ((unsigned)a->rounding > KOPT_LAST_ROUNDING_ || (unsigned)a->compensation_rounding > 1u)
-        return KOPT_ERROR_OPTION;
+    if ((unsigned)a->rounding > KOPT_LAST_ROUNDING_ || (unsigned)a->residual_rounding > 1u) return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);
     residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
@@ -8228,7 +8359,8 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format, double scale) {
+KOPT_API_ kopt_result kopt_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                           double scale) {
     kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
@@ -8248,13 +8380,12 @@ KOPT_API_ kopt_result kopt_accumulate(kopt_accumulator *a, const void *grad, kop
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out) {
     kopt_result result = kopt_check_accumulator_(a, out, a == NULL ? 0 : a->n * 4);
     kopt_layout_ l;
-    kopt_step s;
+    kopt_begun_ s;
     if (result != KOPT_OK || a->n == 0) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
     memset(&s, 0, sizeof s); /* SGD without momentum has this layout */
-    s.weight_format = a->format;
     s.rounding = a->rounding;
-    kopt_layout_of_step_(&l, &s, a->n);
+    kopt_layout_of_step_(&l, &s, a->format, a->n);
     if (a->count == 0)
         memset(out, 0, 4 * a->n);
     else
@@ -8277,21 +8408,10 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
     return c;
 }
 
-/* Bytes of the code of n elements, and the offset of element n (KOPT_Q8, KOPT_SIGN: of a multiple of 256). */
-static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
-    return code == KOPT_Q8     ? n + 4 * kopt_blocks_(n)
-           : code == KOPT_SIGN ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n)
-                               : 2 * n;
-}
-
-static int kopt_code_has_scales_(kopt_format code) { return code == KOPT_Q8 || code == KOPT_SIGN; }
+static int kopt_code_has_scales_(kopt_format code) { return code == KOPT_Q8 || code == KOPT_Q1; }
 
 static int kopt_code_valid_(kopt_format code) {
-    return code == KOPT_SIGN || (code != KOPT_F32 && (unsigned)code <= (unsigned)KOPT_Q8);
-}
-
-KOPT_API_ size_t kopt_compressed_size(kopt_format code, size_t n) {
-    return kopt_code_valid_(code) && n <= KOPT_LARGEST_N_ ? kopt_code_bytes_(code, n) : 0;
+    return code == KOPT_Q1 || (code != KOPT_F32 && (unsigned)code <= (unsigned)KOPT_Q8);
 }
 
 static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
@@ -8300,12 +8420,13 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     size_t size, grad_size, residual_size = 0;
     if (c == NULL) return KOPT_ERROR_NULL;
     if (c->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
+    if (c->reserved32_ != 0) return KOPT_ERROR_OPTION;
     result = kopt_check_array_(grad, grad_format, c->n);
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(c->code) || (unsigned)c->rounding > 1u) return KOPT_ERROR_OPTION;
     if (c->residual != NULL) {
         if (!kopt_format_valid_(c->residual_format) || (unsigned)c->residual_rounding > 1u) return KOPT_ERROR_OPTION;
-        if (c->code == KOPT_SIGN && c->rounding == KOPT_STOCHASTIC) return KOPT_ERROR_OPTION;
+        if (c->code == KOPT_Q1 && c->rounding == KOPT_STOCHASTIC) return KOPT_ERROR_OPTION;
         residual_size = c->n * kopt_bytes_of_(c->residual_format);
     }
     if (c->first_index >> 63 != 0 || (kopt_code_has_scales_(c->code) && c->first_index % KOPT_BLOCK_ != 0))
@@ -8342,7 +8463,7 @@ KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
     return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
 }
 
-/* The scale of a block of n elements, as an fp32 word: section 6b (KOPT_Q8), section 12 (KOPT_SIGN). NaN if a value is
+/* The scale of a block of n elements, as an fp32 word: section 6b (KOPT_Q8), section 12 (KOPT_Q1). NaN if a value is
    not finite. largest: the fp32 word of the largest magnitude; mean: the sum of |x| / 256. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t largest, float mean, size_t n,
                                                     int stochastic) {
@@ -8352,7 +8473,7 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t l
     return kopt_scale_(kopt_as_u32_(mean));
 }
 
-/* The bit of x in KOPT_SIGN (section 12): 1 decodes to -scale, 0 to scale. 0 if scale, an fp32 word, is 0 or NaN. */
+/* The bit of x in KOPT_Q1 (section 12): 1 decodes to -scale, 0 to scale. 0 if scale, an fp32 word, is 0 or NaN. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (kopt_codes_are_zero_(scale)) return 0;
@@ -8372,7 +8493,7 @@ KOPT_INLINE_ float kopt_add_scaled_(float sum, float y, float scale) {
     return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
-/* Encodes one block of KOPT_Q8 or KOPT_SIGN: 4 bytes of scale, then the codes. drawn: NULL rounds to nearest. */
+/* Encodes one block of KOPT_Q8 or KOPT_Q1: 4 bytes of scale, then the codes. drawn: NULL rounds to nearest. */
 static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format code, const float *x, size_t n,
                                                 kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
@@ -8389,7 +8510,7 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
         kopt_encode_(out + 4, scale, (const kopt_byte_ *)x, n, 0, drawn);
         return;
     }
-    for (i = 0; i < n; i++) { /* KOPT_SIGN */
+    for (i = 0; i < n; i++) { /* KOPT_Q1 */
         const uint32_t r = drawn == NULL ? 0 : kopt_next_random16_(drawn, i);
         if (i % 8 == 0) bits = 0;
         bits |= kopt_sign_bit_(x[i], scale, drawn != NULL, r) << i % 8;
@@ -8404,7 +8525,7 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     kopt_conversion_ v;
     size_t k;
     in += kopt_code_bytes_(code, i - offset);
-    if (code == KOPT_SIGN) {
+    if (code == KOPT_Q1) {
         const uint32_t scale = kopt_load_le32_(in);
         in += 4 + offset / 8;
         for (k = 0; k < n; k++) kopt_store32_(y + 4 * k, scale ^ (uint32_t)(in[k / 8] >> k % 8) << 31);
@@ -8607,7 +8728,7 @@ static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, kopt_function f, kopt_form
 
 #define KOPT_UNARY_(name, kind)                                                     \
     KOPT_API_ kopt_result kopt_vmath_##name(float *out, const float *x, size_t n) { \
-        return kopt_vmath_(kind, KOPT_EXP, KOPT_F32, out, out, x, x, n);            \
+        return kopt_vmath_(kind, KOPT_FN_EXP, KOPT_F32, out, out, x, x, n);         \
     }
 KOPT_UNARY_(exp, KOPT_VMATH_EXP_)
 KOPT_UNARY_(log, KOPT_VMATH_LOG_)
@@ -8617,25 +8738,25 @@ KOPT_UNARY_(erfc, KOPT_VMATH_ERFC_)
 #undef KOPT_UNARY_
 
 KOPT_API_ kopt_result kopt_vmath_atan2(float *out, const float *y, const float *x, size_t n) {
-    return kopt_vmath_(KOPT_VMATH_ATAN2_, KOPT_EXP, KOPT_F32, out, out, y, x, n);
+    return kopt_vmath_(KOPT_VMATH_ATAN2_, KOPT_FN_EXP, KOPT_F32, out, out, y, x, n);
 }
 
 KOPT_API_ kopt_result kopt_vmath_sincospi(float *sine, float *cosine, const float *x, size_t n) {
-    return kopt_vmath_(KOPT_VMATH_SINCOSPI_, KOPT_EXP, KOPT_F32, sine, cosine, x, x, n);
+    return kopt_vmath_(KOPT_VMATH_SINCOSPI_, KOPT_FN_EXP, KOPT_F32, sine, cosine, x, x, n);
 }
 
-KOPT_API_ kopt_result kopt_map(kopt_function f, void *out, const void *x, kopt_format format, size_t n) {
+KOPT_API_ kopt_result kopt_map(void *out, const void *x, kopt_format format, size_t n, kopt_function f) {
     if ((unsigned)f > (unsigned)KOPT_GELU_TANH_SLOPE || (format != KOPT_BF16 && format != KOPT_FP16))
         return KOPT_ERROR_OPTION;
     return kopt_vmath_(KOPT_VMATH_MAP_, f, format, out, out, x, x, n);
 }
 
-KOPT_API_ kopt_result kopt_map_backward(kopt_function f, void *dx, const void *dy, const void *x, kopt_format format,
-                                        size_t n) {
-    static const kopt_function kopt_slopes_[] = {
-        KOPT_EXP,        KOPT_LOG,        KOPT_TANH_SLOPE,      KOPT_SIGMOID_SLOPE,
-        KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE, KOPT_SIGMOID};
-    if ((unsigned)f > (unsigned)KOPT_SOFTPLUS || f == KOPT_LOG || (format != KOPT_BF16 && format != KOPT_FP16))
+KOPT_API_ kopt_result kopt_map_backward(void *dx, const void *dy, const void *x, kopt_format format, size_t n,
+                                        kopt_function f) {
+    static const kopt_function kopt_slopes_[] = {KOPT_FN_EXP,          KOPT_FN_LOG,     KOPT_TANH_SLOPE,
+                                                 KOPT_SIGMOID_SLOPE,   KOPT_SILU_SLOPE, KOPT_GELU_SLOPE,
+                                                 KOPT_GELU_TANH_SLOPE, KOPT_FN_SIGMOID};
+    if ((unsigned)f > (unsigned)KOPT_FN_SOFTPLUS || f == KOPT_FN_LOG || (format != KOPT_BF16 && format != KOPT_FP16))
         return KOPT_ERROR_OPTION;
     return kopt_vmath_(KOPT_VMATH_MAP_BACKWARD_, kopt_slopes_[f], format, dx, dx, x, dy, n);
 }

@@ -12,10 +12,10 @@
 
        int begin(kopt_cuda_plan *plan, const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
            kopt_cuda_group all = {opt, tensors, count};
-           size_t size = kopt_cuda_plan_size(&all, 1), i;
+           size_t size = kopt_cuda_plan_size(&all, 1);
            void *bytes = malloc(size), *device = NULL;
            int good = cudaMalloc(&device, size) == cudaSuccess;
-           for (i = 0; i < count; i++) good &= kopt_cuda_state_init(opt, &tensors[i], NULL, NULL) == KOPT_OK;
+           good = good && kopt_cuda_state_init(opt, tensors, count, NULL, NULL) == KOPT_OK;
            return good && kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
                   kopt_cuda_plan_upload(plan, device, NULL) == KOPT_OK && cudaStreamSynchronize(NULL) == cudaSuccess;
        }
@@ -125,7 +125,7 @@ typedef struct kopt_cuda_plan {
     uint32_t tensors_, width_, grad_format_, stable_, rounds_, first_[KOPT_CUDA_KERNELS_ + 1];
 } kopt_cuda_plan;
 
-/* The size of a plan in bytes: about 500 per group, 200 per tensor. 0 if a group is invalid. */
+/* The size of a plan in bytes: about 1,000 per group, 200 per tensor. 0 if a group is invalid. */
 KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t count);
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
@@ -216,8 +216,8 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
 
 /* kopt_state_init() on device memory: the same block, weights and copy, and the same errors. weights is NULL or the
    device address of n fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
-                                                 void *stream);
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                                 const float *weights, void *stream);
 
 /* Checkpoints are made on the host, by kopt_save(), of tensors in host memory that have the same n, id and first_index.
    kopt_cuda_state_save() copies weights and state block of t to such a tensor, and the number of steps that its group
@@ -235,16 +235,16 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_load(const kopt_optimizer *opt, cons
 
 /* ---- ACCUMULATION on device memory. Arrays have any alignment; 16 bytes is fastest ------------------------------- */
 
-/* kopt_accumulate() on device memory: sum += grad * scale. The struct a is on the host, its arrays sum and residual are
-   on the GPU. grad has a->n values and must not overlap either of them. If counts is NULL, the call itself increments
-   a->count and a->step, and plan may be NULL. Otherwise counts is the device address, aligned to 4, of two words that
-   replace a->count and a->step, and plan is the one that steps with it. Set both words to 0 at first; each addition
-   increments both when the GPU runs it, so that a captured call can be replayed. To begin a new sum, set the first to 0
-   (cudaMemsetAsync). At a count of 2^32 - 1 the call is refused with KOPT_ERROR_STEP; if the counts are on the GPU, the
-   addition does nothing and stops the plan with this error (see ERRORS). */
-KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
-                                                 double scale, uint32_t *counts, const kopt_cuda_plan *plan,
-                                                 void *stream);
+/* kopt_accumulator_add() on device memory: sum += grad * scale. The struct a is on the host, its arrays sum and
+   residual are on the GPU. grad has a->n values and must not overlap either of them. If counts is NULL, the call itself
+   increments a->count and a->step, and plan may be NULL. Otherwise counts is the device address, aligned to 4, of two
+   words that replace a->count and a->step, and plan is the one that steps with it. Set both words to 0 at first; each
+   addition increments both when the GPU runs it, so that a captured call can be replayed. To begin a new sum, set the
+   first to 0 (cudaMemsetAsync). At a count of 2^32 - 1 the call is refused with KOPT_ERROR_STEP; if the counts are on
+   the GPU, the addition does nothing and stops the plan with this error (see ERRORS). */
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                                      double scale, uint32_t *counts, const kopt_cuda_plan *plan,
+                                                      void *stream);
 
 /* kopt_accumulator_read() on device memory: out becomes the sum with its residual, a->n fp32 values; zeros while the
    count is 0. */
@@ -295,10 +295,11 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a
 enum { KOPT_CUDA_SCALARS_ = 64 };
 typedef char kopt_cuda_scalars_fit_[offsetof(kopt_scalars_octet_, slow_scale) <= KOPT_CUDA_SCALARS_ ? 1 : -1];
 
+/* A group of the plan is two of these: that of the tensors with weight decay, and that of those with no_decay. */
 typedef struct __align__(16) kopt_cuda_group_ {
     kopt_scalars_cuda_ k; /* of the current step. Kernels load its first KOPT_CUDA_SCALARS_ bytes as vectors */
     uint32_t step_number, unused;
-    kopt_step step;
+    kopt_begun_ step;
     kopt_optimizer opt;
     uint32_t result;
 } kopt_cuda_group_;
@@ -329,7 +330,7 @@ typedef struct __align__(16) kopt_cuda_tensor_ {
     /* base_scale is rate_scale without StableAdamW's factor, which changes with each step. */
     float rate_scale, base_scale;
     uint32_t ratio_plus_1; /* StableAdamW: index of its norm + 1, or 0 */
-    uint8_t grad_format, copy_format, weight_size, residual_size, moment_size;
+    uint8_t weight_format, grad_format, copy_format, weight_size, residual_size, moment_size;
     uint8_t wide; /* all arrays are aligned for vector loads */
 } kopt_cuda_tensor_;
 
@@ -471,15 +472,16 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_number_(uint32_t word, int half, uint32_t multi
 /* ---- elements: any kind, any value, any alignment ---- */
 
 /* The kind of a step. 8-bit moments count as fp32, because they are stepped in fp32. */
-KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_step *s) {
+KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_begun_ *s) {
+    const int adam = s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER; /* as in kopt_kind_of_() */
     kopt_kind_ kind;
-    kind.rule = s->rule == KOPT_RADAM || s->rule == KOPT_RANGER ? KOPT_ADAM : s->rule; /* as in kopt_kind_of_() */
-    kind.weight = s->weight_format;
+    kind.rule = adam ? KOPT_RULE_ADAM : s->rule;
+    kind.weight = (kopt_format)t->weight_format;
     kind.grad = (kopt_format)t->grad_format;
     kind.moment = s->moment_format == KOPT_Q8 ? KOPT_F32 : s->moment_format;
     kind.rounding = s->rounding;
     kind.moment_rounding = s->moment_rounding;
-    kind.compensation_rounding = s->compensation_rounding;
+    kind.residual_rounding = s->residual_rounding;
     kind.moment_count = s->moment_count;
     kind.nesterov = s->nesterov;
     kind.buffered = s->moment_format == KOPT_Q8;
@@ -559,7 +561,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_code_(const kopt_cuda_tensor_ *t, kopt_kind_ 
     const float y = kopt_mul_cuda_(kopt_as_f32_(moment), kopt_inverse_scale_q8_cuda_(scale, square));
     uint32_t r = 0x8000u;
     if (kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC)
-        r = KOPT_RANDOM_STORE(kopt_cuda_random_one_(t, key, i), (uint32_t)m + 1);
+        r = KOPT_RANDOM_STORE_(kopt_cuda_random_one_(t, key, i), (uint32_t)m + 1);
     kopt_cuda_store_one_(t->moment[m] + i, 1,
                          kopt_encode_q8_scalar_cuda_(kopt_codes_are_zero_(scale) ? 0 : y, square, r));
 }
@@ -907,12 +909,13 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const ko
     if (HOW == KOPT_CUDA_ANY_) return kind;
     kind.rounding = (kopt_rounding)ROUNDING;
     if (HOW == KOPT_CUDA_FEW_) {
-        if (kind.rule != KOPT_SGD && kind.rule != KOPT_LION && kind.rule != KOPT_ADAM_ATAN2) kind.rule = KOPT_ADAM;
-        kind.moment_count = kind.rule == KOPT_SGD ? kind.moment_count & 1 : kind.rule == KOPT_LION ? 1 : 2;
+        if (kind.rule != KOPT_RULE_SGD && kind.rule != KOPT_RULE_LION && kind.rule != KOPT_RULE_ADAM_ATAN2)
+            kind.rule = KOPT_RULE_ADAM;
+        kind.moment_count = kind.rule == KOPT_RULE_SGD ? kind.moment_count & 1 : kind.rule == KOPT_RULE_LION ? 1 : 2;
         return kind;
     }
-    kind.rule = KOPT_ADAM;
-    kind.moment_rounding = kind.compensation_rounding = KOPT_STOCHASTIC;
+    kind.rule = KOPT_RULE_ADAM;
+    kind.moment_rounding = kind.residual_rounding = KOPT_STOCHASTIC;
     kind.moment_count = 2;
     kind.nesterov = 0;
     return kind;
@@ -948,18 +951,18 @@ KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index,
     if (HOW == KOPT_CUDA_FEW_) kind.rule = (which);         \
     if (HOW == KOPT_CUDA_FEW_) kind.moment_count = (count); \
     done = kopt_cuda_step_octet_<PAIRS>(&x, kind, &k, w, multiplier)
-        if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_SGD && kind.moment_count == 0) {
-            KOPT_CUDA_STEP_(KOPT_SGD, 0);
-        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_SGD) {
-            KOPT_CUDA_STEP_(KOPT_SGD, 1);
-        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_LION) {
-            KOPT_CUDA_STEP_(KOPT_LION, 1);
-        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule != KOPT_ADAM_ATAN2 && kind.moment_rounding == KOPT_NEAREST &&
-                   kind.compensation_rounding == KOPT_NEAREST) {
-            kind.moment_rounding = kind.compensation_rounding = KOPT_NEAREST;
-            KOPT_CUDA_STEP_(KOPT_ADAM, 2);
+        if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_RULE_SGD && kind.moment_count == 0) {
+            KOPT_CUDA_STEP_(KOPT_RULE_SGD, 0);
+        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_RULE_SGD) {
+            KOPT_CUDA_STEP_(KOPT_RULE_SGD, 1);
+        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_RULE_LION) {
+            KOPT_CUDA_STEP_(KOPT_RULE_LION, 1);
+        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule != KOPT_RULE_ADAM_ATAN2 && kind.moment_rounding == KOPT_NEAREST &&
+                   kind.residual_rounding == KOPT_NEAREST) {
+            kind.moment_rounding = kind.residual_rounding = KOPT_NEAREST;
+            KOPT_CUDA_STEP_(KOPT_RULE_ADAM, 2);
         } else {
-            KOPT_CUDA_STEP_(kind.rule == KOPT_ADAM_ATAN2 ? kind.rule : KOPT_ADAM, 2);
+            KOPT_CUDA_STEP_(kind.rule == KOPT_RULE_ADAM_ATAN2 ? kind.rule : KOPT_RULE_ADAM, 2);
         }
 #undef KOPT_CUDA_STEP_
     }
@@ -1065,7 +1068,7 @@ KOPT_CUDA_FN_ double kopt_cuda_double_(float x) { return kopt_bits_to_f64_(kopt_
 
 /* The scalars of a group's step, by a pair of lanes. The norm is not known yet: with max_norm the clip is 0 here.
    Returns 0 if one of the scalars overflows. */
-KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimizer *opt, kopt_step *s) {
+KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimizer *opt, kopt_begun_ *s) {
     const double clip = opt->clip;
     int valid = 1;
     if (options->lr != NULL) {
@@ -1082,8 +1085,8 @@ KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimi
 }
 
 /* The scale of the gradients with max_norm, as in kopt_compute_scalars_(), with the coefficient of
-   kopt_clip_coefficient(): max_norm / (norm * |grad_scale| + 1e-6), at most 1. Returns 0 if it overflows. */
-KOPT_CUDA_FN_ int kopt_cuda_clip_(double norm, double max_norm, const kopt_optimizer *opt, kopt_step *s) {
+   kopt_norm_clip(): max_norm / (norm * |grad_scale| + 1e-6), at most 1. Returns 0 if it overflows. */
+KOPT_CUDA_FN_ int kopt_cuda_clip_(double norm, double max_norm, const kopt_optimizer *opt, kopt_begun_ *s) {
     const double scale = kopt_bits_to_f64_(kopt_bits64_(opt->grad_scale) & ~((uint64_t)1 << 63));
     double clip = kopt_div64_(max_norm, kopt_add64_(kopt_mul64_(norm, scale), KOPT_1E_MINUS_6_));
     clip = kopt_mul64_(opt->clip, kopt_less64_(clip, 1) ? clip : 1);
@@ -1093,8 +1096,8 @@ KOPT_CUDA_FN_ int kopt_cuda_clip_(double norm, double max_norm, const kopt_optim
 }
 
 /* What the kernels of a step read, except for the options that never change, which kopt_cuda_plan_build() stores. */
-KOPT_CUDA_FN_ void kopt_cuda_store_step_(kopt_cuda_group_ *group, const kopt_step *s, uint32_t result) {
-    kopt_scalars_cuda_ k = kopt_splat_step_cuda_(s, s->rate, s->weight_decay);
+KOPT_CUDA_FN_ void kopt_cuda_store_step_(kopt_cuda_group_ *group, const kopt_begun_ *s, uint32_t result) {
+    kopt_scalars_cuda_ k = kopt_splat_step_cuda_(s, s->rate, s->weight_decay, s->l2);
     /* Not -0: the kernels test the bits of l2 and weight_decay instead of the flags. */
     if (!k.use_l2) k.l2 = 0;
     if (!k.use_decay) k.weight_decay = 0;
@@ -1118,7 +1121,7 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
     int failed = 0, skip;
     do {
         kopt_optimizer opt;
-        kopt_step s;
+        kopt_begun_ s;
         int valid = 1;
         g = first + thread / 2;
         if (thread == 2 * KOPT_PROLOGUE_PAIRS_ && first == 0) {
@@ -1463,8 +1466,9 @@ static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) {
         s.control->options = s.options;
     } else if (s.which == 1) {
         const uint32_t step = s.group->opt.step;
-        s.group->opt = s.opt;
-        s.group->opt.step = step;
+        s.group[0].opt = s.group[1].opt = s.opt;
+        s.group[0].opt.step = s.group[1].opt.step = step;
+        s.group[1].opt.weight_decay = 0;
     } else if (s.which == 2) {
         for (g = 0; g < s.control->groups; g++) s.group[g].opt.step = s.step;
     } else if (s.which == 3 && !full) {
@@ -1523,7 +1527,7 @@ static __global__ void kopt_cuda_move_kernel_(const kopt_cuda_moves_ m) {
 
 typedef struct kopt_cuda_accumulation_ {
     kopt_cuda_tensor_ tensor;
-    kopt_step step;
+    kopt_begun_ step;
     uint32_t count;         /* additions before this one */
     const uint32_t *counts; /* NULL, or count and the step before this one, on the GPU */
     kopt_byte_ *out;        /* of a sum that is read, fp32 */
@@ -1537,8 +1541,8 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
     const uint32_t count = a.counts == NULL ? a.count : a.counts[0];
     const uint32_t number = a.counts == NULL ? a.step.step : a.counts[1] + 1;
     const kopt_philox_key_ key = kopt_make_philox_key_(a.step.seed, number, t->id, KOPT_RANDOM_ACCUMULATE_);
-    const kopt_scalars_octet_ k = kopt_splat_step_octet_(&a.step, 1, 0);
-    const kopt_scalars_cuda_ scalars = kopt_splat_step_cuda_(&a.step, 1, 0);
+    const kopt_scalars_octet_ k = kopt_splat_step_octet_(&a.step, 1, 0, 0);
+    const kopt_scalars_cuda_ scalars = kopt_splat_step_cuda_(&a.step, 1, 0, 0);
     kopt_kind_ kind = kopt_cuda_kind_(t, &a.step);
     uint64_t position = 8 * ((uint64_t)blockIdx.x * KOPT_THREADS_ + threadIdx.x);
     if (a.counts != NULL && (number == 0 || count == 0xFFFFFFFFu)) return;
@@ -1743,22 +1747,22 @@ static void (*const kopt_cuda_sum_kernels_[])(kopt_cuda_accumulation_) = {
     kopt_cuda_read_kernel_};
 
 /* The number of the first kernel that fits. */
-static uint32_t kopt_cuda_kernel_of_(const kopt_optimizer *opt, int copies) {
-    const int moments = kopt_moments_(opt), f32 = opt->weight_format == KOPT_F32;
-    const kopt_format moment = moments == 0 ? opt->weight_format : opt->moment_format;
+static uint32_t kopt_cuda_kernel_of_(const kopt_optimizer *opt, kopt_format weight, int copies) {
+    const int moments = kopt_moments_(opt), f32 = weight == KOPT_F32;
+    const kopt_format moment = moments == 0 ? weight : opt->moment_format;
     const kopt_rounding rounding = f32 ? KOPT_NEAREST : opt->rounding;
-    const int few = moments <= 2 && opt->rule != KOPT_RANGER && opt->rule != KOPT_EMA && (!copies || f32);
-    const int adam = few && opt->rule == KOPT_ADAM && (f32 || opt->compensation_rounding == KOPT_STOCHASTIC) &&
+    const int few = moments <= 2 && opt->rule != KOPT_RULE_RANGER && opt->rule != KOPT_RULE_EMA && (!copies || f32);
+    const int adam = few && opt->rule == KOPT_RULE_ADAM && (f32 || opt->residual_rounding == KOPT_STOCHASTIC) &&
                      (moment == KOPT_F32 || opt->moment_rounding == KOPT_STOCHASTIC);
     const kopt_cuda_kernel_ *k = kopt_cuda_kernels_;
-    while (k->weight != (int)opt->weight_format || k->moment != (int)moment ||
+    while (k->weight != (int)weight || k->moment != (int)moment ||
            (k->how != KOPT_CUDA_ANY_ && k->rounding != (int)rounding) ||
            !(k->how == KOPT_CUDA_ANY_ || (k->how == KOPT_CUDA_FEW_ ? few : adam)))
         k++;
     return (uint32_t)(k - kopt_cuda_kernels_);
 }
 
-static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KOPT_ADAM && opt->stable; }
+static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KOPT_RULE_ADAM && opt->stable; }
 
 /* Checks the groups. Makes the plan, without the tasks: in memory are control, groups, tensors; the first task, the
    first round and the slot of each tensor; for StableAdamW the sums. */
@@ -1775,13 +1779,13 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
             kopt_layout_ layout;
-            result = kopt_check_tensor_(t, groups[g].opt->weight_format);
+            result = kopt_check_tensor_(t);
             if (result != KOPT_OK) return result;
-            layout = kopt_layout_for_(groups[g].opt, t->n);
+            layout = kopt_layout_for_(groups[g].opt, t);
             result = kopt_check_memory_(t, &layout, 1);
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
-            if (t->counts != NULL || kopt_as_u32_(t->stable_scale) != 0) return KOPT_ERROR_OPTION;
+            if (t->counts != NULL || !kopt_is_zero_(t->stable_scale)) return KOPT_ERROR_OPTION;
             if (t->n == 0) continue;
             if (last != NULL && !kopt_may_follow_(last, t)) return KOPT_ERROR_ID;
             last = t;
@@ -1802,7 +1806,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     /* Twice the width only where the slots of the statistics allow it. */
     plan->width_ = elements >> 22 != 0 && plan->grad_format_ != 3 ? 1024 : 512;
     plan->at_tensors_ =
-        kopt_cuda_align16_(sizeof(kopt_cuda_control_)) + kopt_cuda_align16_(count * sizeof(kopt_cuda_group_));
+        kopt_cuda_align16_(sizeof(kopt_cuda_control_)) + kopt_cuda_align16_(2 * count * sizeof(kopt_cuda_group_));
     plan->at_tasks_ = plan->at_tensors_ + tensors * sizeof(kopt_cuda_tensor_);
     plan->at_ratios_ = plan->at_tasks_ + kopt_cuda_align16_(tensors * 12);
     plan->size = plan->at_ratios_ + kopt_cuda_align16_(stable * sizeof(kopt_norm));
@@ -1823,22 +1827,26 @@ static void kopt_cuda_span_(kopt_cuda_tensor_ *d, uint64_t first_index, uint64_t
 }
 
 static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
-    const kopt_layout_ layout = kopt_layout_for_(opt, t->n);
+    const kopt_layout_ layout = kopt_layout_for_(opt, t);
     const int moments = kopt_moments_(opt), blocks = moments > 0 && opt->moment_format == KOPT_Q8;
     kopt_byte_ *const state = (kopt_byte_ *)t->state;
+    kopt_environment_ environment;
     int m;
-    d->weight_size = (uint8_t)kopt_bytes_of_(opt->weight_format);
-    d->residual_size = (uint8_t)kopt_bytes_of_residual_(opt->weight_format, opt->rounding);
+    d->weight_format = (uint8_t)t->weight_format;
+    d->weight_size = (uint8_t)layout.weight_bytes;
+    d->residual_size = (uint8_t)layout.residual_bytes;
     d->moment_size = (uint8_t)kopt_bytes_of_(opt->moment_format);
     d->state = state;
     if (state != NULL) {
         for (m = 0; m < moments; m++) d->moment[m] = state + layout.moment[m];
         if (d->residual_size != 0) d->residual = state + layout.residual;
-        if (opt->rule == KOPT_RANGER) d->slow = state + layout.slow;
-        if (opt->rule == KOPT_RANGER && d->residual_size != 0) d->slow_residual = state + layout.slow_residual;
+        if (opt->rule == KOPT_RULE_RANGER) d->slow = state + layout.slow;
+        if (opt->rule == KOPT_RULE_RANGER && d->residual_size != 0) d->slow_residual = state + layout.slow_residual;
     }
     d->scale = blocks ? layout.scale : 0;
-    d->rate_scale = d->base_scale = kopt_as_u32_(t->rate_scale) == 0 ? 1 : t->rate_scale;
+    kopt_enter_(&environment);
+    d->rate_scale = d->base_scale = kopt_is_zero_(t->rate_scale) ? 1 : kopt_to_float_(t->rate_scale);
+    kopt_leave_(&environment);
     d->id = t->id;
     d->grad_format = (uint8_t)t->grad_format;
     d->copy_format = (uint8_t)(t->copy == NULL ? KOPT_F32 : t->copy_format);
@@ -1866,18 +1874,25 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
     tensor = (kopt_cuda_tensor_ *)(base + p.at_tensors_);
     task = (uint32_t *)(base + p.at_tasks_);
     slot = task + 2 * p.tensors_;
-    ((kopt_cuda_control_ *)base)->groups = count;
+    ((kopt_cuda_control_ *)base)->groups = 2 * count;
     for (pass = 0; pass < 2; pass++) { /* the tensors of one kernel are contiguous: count them, then place them */
         for (g = 0, index = 0; g < count; g++) {
             const kopt_optimizer *const opt = groups[g].opt;
-            const uint32_t kernels[] = {kopt_cuda_kernel_of_(opt, 0), kopt_cuda_kernel_of_(opt, 1)};
-            group[g].opt = *opt;
-            kopt_copy_options_(opt, &group[g].step);
+            uint32_t kernels[3][2], format;
+            for (format = KOPT_F32; format <= KOPT_FP16; format++) {
+                kernels[format][0] = kopt_cuda_kernel_of_(opt, (kopt_format)format, 0);
+                kernels[format][1] = kopt_cuda_kernel_of_(opt, (kopt_format)format, 1);
+            }
+            group[2 * g].opt = group[2 * g + 1].opt = *opt;
+            group[2 * g + 1].opt.weight_decay = 0;
+            kopt_copy_options_(opt, &group[2 * g].step);
+            kopt_copy_options_(opt, &group[2 * g + 1].step);
             for (i = 0; i < groups[g].count; i++, index++) {
-                const uint32_t at = next[kernels[groups[g].tensors[i].copy != NULL] + (pass == 0)]++;
+                const kopt_tensor *const t = &groups[g].tensors[i];
+                const uint32_t at = next[kernels[t->weight_format][t->copy != NULL] + (pass == 0)]++;
                 if (pass == 0) continue;
-                kopt_cuda_describe_(&tensor[at], opt, &groups[g].tensors[i]);
-                tensor[at].group = (uint32_t)g;
+                kopt_cuda_describe_(&tensor[at], opt, t);
+                tensor[at].group = (uint32_t)(2 * g + (t->no_decay != 0));
                 if (kopt_cuda_stable_(opt)) tensor[at].ratio_plus_1 = ++stable;
                 slot[index] = at;
             }
@@ -2042,8 +2057,8 @@ static kopt_result kopt_cuda_check_moves_(const kopt_cuda_plan *plan, size_t fir
         const kopt_tensor *const t = &tensors[i];
         const kopt_cuda_tensor_ *const old = &a.tensors[a.first_round[plan->tensors_ + first + i]];
         if (t->n != 0 && (t->weight == NULL || t->grad == NULL)) return KOPT_ERROR_NULL;
-        if (t->n != old->end - old->pad || (t->copy == NULL) != (old->copy == NULL) ||
-            (t->state == NULL) != (old->state == NULL))
+        if (t->n != old->end - old->pad || (uint8_t)t->weight_format != old->weight_format ||
+            (t->copy == NULL) != (old->copy == NULL) || (t->state == NULL) != (old->state == NULL))
             return KOPT_ERROR_MISMATCH;
     }
     return KOPT_OK;
@@ -2089,10 +2104,9 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan
 
 /* May an optimizer take the place of another one in a plan? */
 static int kopt_cuda_same_kind_(const kopt_optimizer *a, const kopt_optimizer *b) {
-    return a->rule == b->rule && a->weight_format == b->weight_format && a->rounding == b->rounding &&
-           a->moment_format == b->moment_format && a->moment_rounding == b->moment_rounding &&
-           a->compensation_rounding == b->compensation_rounding && kopt_moments_(a) == kopt_moments_(b) &&
-           kopt_cuda_stable_(a) == kopt_cuda_stable_(b);
+    return a->rule == b->rule && a->rounding == b->rounding && a->moment_format == b->moment_format &&
+           a->moment_rounding == b->moment_rounding && a->residual_rounding == b->residual_rounding &&
+           kopt_moments_(a) == kopt_moments_(b) && kopt_cuda_stable_(a) == kopt_cuda_stable_(b);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
@@ -2102,9 +2116,9 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *pl
     if (s.control == NULL) return KOPT_ERROR_NULL;
     if (result == KOPT_OK && group >= plan->groups_) result = KOPT_ERROR_BOUNDS;
     if (result == KOPT_OK) {
-        s.group += group;
+        s.group += 2 * group;
         s.opt = *opt;
-        if (!kopt_cuda_same_kind_(opt, &kopt_cuda_arguments_at_(plan, plan->bytes).groups[group].opt))
+        if (!kopt_cuda_same_kind_(opt, &kopt_cuda_arguments_at_(plan, plan->bytes).groups[2 * group].opt))
             result = KOPT_ERROR_MISMATCH;
     }
     return kopt_cuda_set_(plan, s, result, stream);
@@ -2123,7 +2137,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_acknowledge(const kopt_cuda_plan *plan
 
 KOPT_CUDA_API_ const uint32_t *kopt_cuda_plan_steps(const kopt_cuda_plan *plan, size_t group) {
     const kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
-    return a.control == NULL || group >= plan->groups_ ? NULL : &a.groups[group].opt.step;
+    return a.control == NULL || group >= plan->groups_ ? NULL : &a.groups[2 * group].opt.step;
 }
 
 KOPT_CUDA_API_ const kopt_cuda_status *kopt_cuda_plan_status(const kopt_cuda_plan *plan) {
@@ -2137,46 +2151,71 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
     return a.control == NULL ? NULL : &a.control->norm;
 }
 
-/* The checks of kopt_state_init(): the fp32 weights are in place of a gradient, unless they are the copy. */
+/* The checks of kopt_state_init() of one tensor: `length` fp32 weights are in place of a gradient, unless they are the
+   copy of the only tensor. */
 static kopt_result kopt_cuda_check_init_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
-                                         const float *weights) {
+                                         const float *weights, size_t length, int only) {
     kopt_result result = kopt_check_options_(opt);
-    kopt_tensor with;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t, opt->weight_format);
+    unsigned except = 1u << KOPT_GRADS_;
+    if (result == KOPT_OK) result = kopt_check_tensor_(t);
     if (result != KOPT_OK) return result;
-    *layout = kopt_layout_for_(opt, t->n);
-    with = *t;
-    with.grad = const_cast<float *>(weights);
-    with.grad_format = KOPT_F32;
-    return kopt_check_memory_(&with, layout, weights != NULL && !(weights == t->copy && t->copy_format == KOPT_F32));
+    *layout = kopt_layout_for_(opt, t);
+    if (only && weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
+    result = kopt_check_memory_(t, layout, 0);
+    return result == KOPT_OK && kopt_overlaps_tensor_(weights, 4 * length, t, layout, except) ? KOPT_ERROR_OVERLAP
+                                                                                              : result;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
-                                                void *stream) {
-    kopt_layout_ layout;
+/* Initializes one tensor, which is checked. */
+static kopt_result kopt_cuda_init_tensor_(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
+                                          void *stream) {
+    const kopt_layout_ layout = kopt_layout_for_(opt, t);
     kopt_cuda_init_ k = {};
-    kopt_result result = kopt_cuda_check_init_(&layout, opt, t, weights);
-    if (result != KOPT_OK || t->n == 0) return result;
-    result = kopt_cuda_refuse_capture_(stream);
-    if (result == KOPT_OK && layout.total != 0) result = kopt_cuda_clear_memory_(t->state, layout.total, stream);
+    kopt_result result = KOPT_OK;
+    if (t->n == 0) return result;
+    if (layout.total != 0) result = kopt_cuda_clear_memory_(t->state, layout.total, stream);
     if (result != KOPT_OK) return result;
     kopt_cuda_describe_(&k.tensor, opt, t);
     k.weights = (const kopt_byte_ *)weights;
-    k.format = opt->weight_format;
+    k.format = t->weight_format;
     k.rounding = opt->rounding;
     k.fresh = 1;
     if (layout.total == 0) k.tensor.state = NULL;
-    kopt_make_header_(k.header, opt, t->id, t->n, t->first_index);
+    kopt_make_header_(k.header, opt, t->weight_format, t->id, t->n, t->first_index);
     return kopt_cuda_launch_(kopt_cuda_init_kernel_, k, kopt_cuda_grid_(t->n), KOPT_THREADS_, stream);
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                                const float *weights, void *stream) {
+    const size_t length = kopt_list_length(tensors, count);
+    const kopt_tensor *last = NULL;
+    kopt_layout_ layout;
+    kopt_result result = kopt_check_options_(opt);
+    size_t i;
+    if (result == KOPT_OK && tensors == NULL && count != 0) result = KOPT_ERROR_NULL;
+    for (i = 0; i < count && result == KOPT_OK; i++) {
+        result = kopt_cuda_check_init_(&layout, opt, &tensors[i], weights, length, count == 1);
+        if (tensors[i].n == 0) continue;
+        if (result == KOPT_OK && last != NULL && !kopt_may_follow_(last, &tensors[i])) result = KOPT_ERROR_ID;
+        last = &tensors[i];
+    }
+    if (result == KOPT_OK && last != NULL) result = kopt_cuda_refuse_capture_(stream);
+    for (i = 0; i < count && result == KOPT_OK; i++) {
+        result = kopt_cuda_init_tensor_(opt, &tensors[i], weights, stream);
+        if (weights != NULL) weights += tensors[i].n;
+    }
+    return result;
 }
 
 /* Does the host have a tensor of the same description? */
 static kopt_result kopt_cuda_check_twin_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
                                          const kopt_tensor *host) {
-    kopt_result result = kopt_cuda_check_init_(layout, opt, host, NULL);
-    if (result == KOPT_OK) result = kopt_cuda_check_init_(layout, opt, t, NULL);
+    kopt_result result = kopt_cuda_check_init_(layout, opt, host, NULL, 0, 1);
+    if (result == KOPT_OK) result = kopt_cuda_check_init_(layout, opt, t, NULL, 0, 1);
     if (result != KOPT_OK) return result;
-    if (host->n != t->n || host->id != t->id || host->first_index != t->first_index) return KOPT_ERROR_MISMATCH;
+    if (host->weight_format != t->weight_format || host->n != t->n || host->id != t->id ||
+        host->first_index != t->first_index)
+        return KOPT_ERROR_MISMATCH;
     return kopt_overlap_(host->weight, t->n * layout->weight_bytes, t->weight, t->n * layout->weight_bytes) ||
                    kopt_overlap_(host->state, layout->total, t->state, layout->total)
                ? KOPT_ERROR_OVERLAP
@@ -2212,7 +2251,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const
         result = kopt_cuda_copy_(t->state, host->state, layout.total, cudaMemcpyHostToDevice, stream);
     if (result != KOPT_OK || t->copy == NULL) return result;
     kopt_cuda_describe_(&k.tensor, opt, t);
-    k.format = opt->weight_format;
+    k.format = t->weight_format;
     return kopt_cuda_launch_(kopt_cuda_init_kernel_, k, kopt_cuda_grid_(t->n), KOPT_THREADS_, stream);
 }
 
@@ -2223,15 +2262,16 @@ static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator
     k.tensor.weight_size = (uint8_t)kopt_bytes_of_(a->format);
     k.tensor.residual_size = (uint8_t)kopt_bytes_of_residual_(a->format, a->rounding);
     if (k.tensor.residual_size != 0) k.tensor.residual = k.tensor.state = (kopt_byte_ *)a->residual;
+    k.tensor.weight_format = (uint8_t)a->format;
     k.tensor.grad_format = (uint8_t)grad_format;
     k.tensor.id = a->id;
     k.tensor.rate_scale = 1;
     kopt_cuda_span_(&k.tensor, a->first_index, a->n, 7);
     kopt_cuda_place_(&k.tensor, a->sum, grad, k.tensor.state, NULL);
-    k.step.rule = KOPT_SGD;
-    k.step.weight_format = k.step.moment_format = a->format;
+    k.step.rule = KOPT_RULE_SGD;
+    k.step.moment_format = a->format;
     k.step.rounding = a->format == KOPT_F32 ? KOPT_NEAREST : a->rounding;
-    k.step.moment_rounding = k.step.compensation_rounding = a->compensation_rounding;
+    k.step.moment_rounding = k.step.residual_rounding = a->residual_rounding;
     k.step.seed = a->seed;
     k.step.step = a->step + 1;
     k.count = a->count;
@@ -2239,9 +2279,9 @@ static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator
     return k;
 }
 
-KOPT_CUDA_API_ kopt_result kopt_cuda_accumulate(kopt_accumulator *a, const void *grad, kopt_format grad_format,
-                                                double scale, uint32_t *counts, const kopt_cuda_plan *plan,
-                                                void *stream) {
+KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
+                                                     double scale, uint32_t *counts, const kopt_cuda_plan *plan,
+                                                     void *stream) {
     kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
     kopt_environment_ environment;
     kopt_cuda_accumulation_ k;

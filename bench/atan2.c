@@ -40,7 +40,7 @@ int main(int count, char **arguments) {
         return 2;
     }
     for (line = 0; line < LINES; line++)
-        t[line] = kopt_tensor_of(allocate(4 * n), NULL, KOPT_F32, n, allocate(KOPT_STATE_BYTES(n, 8)),
+        t[line] = kopt_tensor_of(allocate(4 * n), KOPT_F32, NULL, KOPT_F32, n, allocate(KOPT_STATE_BYTES(n, 8)),
                                  KOPT_STATE_BYTES(n, 8));
     for (i = 0; i < n; i++) {
         const uint32_t x = (uint32_t)i * 2654435761u;
@@ -48,7 +48,7 @@ int main(int count, char **arguments) {
         grad16[i] = kopt_bf16_from_f32(grad[i]);
         initial[i] = 0.01f * (float)(i % 100) - 0.5f;
     }
-    for (isa = KOPT_ISA_COUNT - 1; isa > 0; isa--) {
+    for (isa = KOPT_ISA_SIMD128; isa > 0; isa--) {
         if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
         for (f = 0; f < 2; f++) {
             kopt_optimizer opt[LINES];
@@ -57,9 +57,9 @@ int main(int count, char **arguments) {
             opt[2] = kopt_smooth_lion(1e-3, 300);
             for (line = 0; line < LINES; line++) {
                 opt[line].weight_decay = 0.01;
-                opt[line].weight_format = opt[line].moment_format = t[line].grad_format = format[f];
+                opt[line].moment_format = t[line].weight_format = t[line].grad_format = format[f];
                 t[line].grad = format[f] == KOPT_BF16 ? (void *)grad16 : (void *)grad;
-                if (kopt_state_init(&opt[line], &t[line], initial) != KOPT_OK) return 1;
+                if (kopt_state_init(&opt[line], &t[line], 1, initial) != KOPT_OK) return 1;
             }
             for (r = 0; r < REPETITIONS; r++)
                 for (line = 0; line < LINES; line++) {

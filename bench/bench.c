@@ -33,7 +33,8 @@
 #define COUNTS_INSTRUCTIONS 1
 #endif
 
-enum { REPETITIONS = 9, MAX_LINES = 32, AHEADS = 3 }; /* the roofline with prefetch 0, 1 and 2 KB ahead */
+enum { REPETITIONS = 9, MAX_LINES = 32, ISAS = KOPT_ISA_SIMD128 + 1 };
+enum { AHEADS = 3 }; /* the roofline with prefetch 0, 1 and 2 KB ahead */
 
 static void fail(const char *why) {
     fprintf(stderr, "bench: %s\n", why);
@@ -51,6 +52,7 @@ static double seconds(void) {
 typedef struct line {
     const char *name;
     kopt_optimizer opt;
+    kopt_format format; /* of weights and gradients */
     kopt_isa isa;
     size_t n;
     int idle; /* the gradient has been zero for 3,000 steps */
@@ -62,15 +64,14 @@ static size_t room, state_room;
 
 static size_t size_of(kopt_format format) { return format == KOPT_F32 ? 4 : format == KOPT_Q8 ? 1 : 2; }
 
-/* Gradients have the weights' format. */
 static kopt_tensor tensor(const line *l) {
-    return kopt_tensor_of(weight, grad, l->opt.weight_format, l->n, state, state_room);
+    return kopt_tensor_of(weight, l->format, grad, l->format, l->n, state, state_room);
 }
 
 static void fill(const line *l) { /* weights in +-1, gradients in +-0.5, a pattern of 1024 */
     static float w[1024], g[1024];
     kopt_tensor t = tensor(l);
-    const size_t size = size_of(l->opt.weight_format);
+    const size_t size = size_of(l->format);
     size_t i;
     for (i = 0; i < 1024; i++) {
         w[i] = (float)((i * 2654435761u) % 1999) / 1000 - 1;
@@ -78,11 +79,11 @@ static void fill(const line *l) { /* weights in +-1, gradients in +-0.5, a patte
     }
     for (i = 0; i < l->n; i += 1024) {
         const size_t some = l->n - i < 1024 ? l->n - i : 1024;
-        if (kopt_convert(weight + i * size, l->opt.weight_format, w, KOPT_F32, some) != KOPT_OK ||
-            kopt_convert(grad + i * size, l->opt.weight_format, g, KOPT_F32, some) != KOPT_OK)
+        if (kopt_convert(weight + i * size, l->format, w, KOPT_F32, some) != KOPT_OK ||
+            kopt_convert(grad + i * size, l->format, g, KOPT_F32, some) != KOPT_OK)
             fail("a conversion was refused");
     }
-    if (kopt_state_init(&l->opt, &t, NULL) != KOPT_OK) fail("a state block was refused");
+    if (kopt_state_init(&l->opt, &t, 1, NULL) != KOPT_OK) fail("a state block was refused");
     if (kopt_isa_force(l->isa) != KOPT_OK) fail("an instruction set was refused");
 }
 
@@ -93,16 +94,17 @@ static void step(line *l) {
 
 static int moments_of(const kopt_optimizer *o) {
     switch (o->rule) {
-    case KOPT_SGD: return o->momentum > 0;
-    case KOPT_LION: return 1;
-    case KOPT_EMA: return 0;
-    case KOPT_ADAN: return 4;
+    case KOPT_RULE_SGD: return o->momentum > 0;
+    case KOPT_RULE_LION: return 1;
+    case KOPT_RULE_EMA: return 0;
+    case KOPT_RULE_ADAN: return 4;
     default: return o->amsgrad ? 3 : 2;
     }
 }
 
-static size_t residual_of(const kopt_optimizer *o) {
-    return o->weight_format == KOPT_F32 || o->rounding < KOPT_KAHAN ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
+static size_t residual_of(const line *l) {
+    const kopt_rounding rounding = l->opt.rounding;
+    return l->format == KOPT_F32 || rounding < KOPT_KAHAN ? 0 : rounding == KOPT_COMPACT ? 1 : 2;
 }
 
 /* ---- the roofline: the traffic of a step, and nothing else ---- */
@@ -153,10 +155,10 @@ static void roofline(const line *l, size_t ahead) {
     stream s[7];
     int streams = 0, k;
     unsigned char *p = state;
-    s[streams].p = grad, s[streams++].lines = size_of(o->weight_format);
-    s[streams].p = weight, s[streams++].lines = size_of(o->weight_format);
+    s[streams].p = grad, s[streams++].lines = size_of(l->format);
+    s[streams].p = weight, s[streams++].lines = size_of(l->format);
     for (k = -1; k < moments_of(o); k++) {
-        const size_t lines = k < 0 ? residual_of(o) : size_of(o->moment_format);
+        const size_t lines = k < 0 ? residual_of(l) : size_of(o->moment_format);
         if (lines == 0) continue;
         s[streams].p = p, s[streams++].lines = lines;
         p += l->n * lines;
@@ -174,8 +176,8 @@ static void roofline(const line *l, size_t ahead) {
 
 static double traffic(const line *l) { /* bytes read and written per element and step */
     const kopt_optimizer *o = &l->opt;
-    const size_t w = size_of(o->weight_format), m = size_of(o->moment_format) * (size_t)moments_of(o);
-    return (double)(w + 2 * (w + residual_of(o) + m));
+    const size_t w = size_of(l->format), m = size_of(o->moment_format) * (size_t)moments_of(o);
+    return (double)(w + 2 * (w + residual_of(l) + m));
 }
 
 /* ---- a table ---- */
@@ -210,7 +212,7 @@ static void table(const char *title, line *lines, int count, int with_roofline) 
             fill(l);
             if (l->idle) { /* active for a while, then no gradient until the state has decayed */
                 for (k = 0; k < 100; k++) step(l);
-                memset(grad, 0, l->n * size_of(l->opt.weight_format));
+                memset(grad, 0, l->n * size_of(l->format));
                 for (k = 0; k < 3000; k++) step(l);
             }
             step(l); /* warm */
@@ -253,7 +255,7 @@ static line make(const char *name, kopt_optimizer opt, kopt_format format, kopt_
     memset(&l, 0, sizeof l);
     l.name = name;
     l.opt = opt;
-    l.opt.weight_format = l.opt.moment_format = format;
+    l.format = l.opt.moment_format = format;
     l.opt.rounding = rounding;
     if (rounding == KOPT_NEAREST) l.opt.moment_rounding = KOPT_NEAREST;
     l.n = n;
@@ -306,18 +308,20 @@ static int combine(line *l, int rule, int weights, int moments, size_t n, kopt_i
 static void check_bits(void) {
     uint64_t expected = 0;
     int isa, rule, weights, moments, cases = 0;
-    for (isa = 0; isa < KOPT_ISA_COUNT; isa++) {
+    for (isa = 0; isa < ISAS; isa++) {
         uint64_t h = 0xCBF29CE484222325u;
         if (!kopt_isa_usable((kopt_isa)isa)) continue;
         for (cases = 0, rule = 0; rule < RULES; rule++)
             for (weights = 0; weights < WEIGHTS; weights++)
                 for (moments = 0; moments < MOMENTS; moments++) {
                     line l;
+                    kopt_tensor t;
                     int k;
                     if (!combine(&l, rule, weights, moments, 2500, (kopt_isa)isa)) continue;
                     fill(&l);
                     for (k = 0; k < 3; k++) step(&l);
-                    h = hash(hash(h, weight, size_of(l.opt.weight_format) * l.n), state, kopt_state_size(&l.opt, l.n));
+                    t = tensor(&l);
+                    h = hash(hash(h, weight, size_of(l.format) * l.n), state, kopt_state_size(&l.opt, &t));
                     cases++;
                 }
         printf("bits %-7s %016llx (%d combinations)\n", kopt_isa_name((kopt_isa)isa), (unsigned long long)h, cases);
@@ -339,7 +343,7 @@ static void conversions(const char *title, size_t n) {
     size_t k;
     int r, i;
     printf("\n%s\n%-34s %9s %9s %9s\n", title, "", "ns/elem", "GB/s", "memcpy");
-    if (kopt_isa_force(KOPT_ISA_COUNT) != KOPT_OK) fail("the choice of the instruction set was refused");
+    if (kopt_isa_force(KOPT_ISA_AUTO) != KOPT_OK) fail("the choice of the instruction set was refused");
     for (i = 0; (size_t)i < 4 * n; i += 4) memcpy(state + i, "\x12\x34\x56\x3e", 4);
     for (r = 0; r < REPETITIONS; r++)
         for (i = 0; i < 5; i++) {
@@ -373,7 +377,7 @@ typedef struct half {
 
 static void *run_half(void *p) {
     const half *h = p;
-    if (kopt_step_range(h->s, h->t, h->begin, h->end) != KOPT_OK) fail("a range was refused");
+    if (kopt_step_range(h->s, h->t, 1, h->begin, h->end) != KOPT_OK) fail("a range was refused");
     return NULL;
 }
 
@@ -384,7 +388,7 @@ static double wall_of_step(line *l, int two) {
     pthread_t other;
     half h[2];
     kopt_step s;
-    if (kopt_step_begin(&l->opt, &s) != KOPT_OK) fail("a step was refused");
+    if (kopt_step_begin(&s, &l->opt) != KOPT_OK) fail("a step was refused");
     h[0].s = h[1].s = &s, h[0].t = h[1].t = &t;
     h[0].begin = 0, h[0].end = h[1].begin = middle, h[1].end = l->n;
     if (two && pthread_create(&other, NULL, run_half, &h[1]) != 0) fail("no thread");
@@ -606,7 +610,7 @@ static void sizes(kopt_isa best, double gigabytes) {
     lines[3] = make("SGD momentum bf16 Kahan", kopt_sgd(1e-3, 0.9), KOPT_BF16, KOPT_KAHAN, 1, best);
     for (c = 0; c < CURVES; c++) {
         line *l = &lines[c];
-        const size_t held = (size_t)(traffic(l) + (double)size_of(l->opt.weight_format)) / 2;
+        const size_t held = (size_t)(traffic(l) + (double)size_of(l->format)) / 2;
         const size_t lanes = best == KOPT_ISA_AVX512 ? 16 : best == KOPT_ISA_AVX2 ? 8 : 4;
         double bytes[POINTS];
         costs cost;
@@ -616,8 +620,8 @@ static void sizes(kopt_isa best, double gigabytes) {
             most = n[p + together - 1];
             if ((double)(most * held) >= gigabytes * 1e9 || most * held >= memory() / 10 * 9) break;
             free(weight), free(grad), free(state);
-            room = size_of(l->opt.weight_format) * most + 4096;
-            state_room = (held - 2 * size_of(l->opt.weight_format)) * most + 4096;
+            room = size_of(l->format) * most + 4096;
+            state_room = (held - 2 * size_of(l->format)) * most + 4096;
             weight = malloc(room), grad = malloc(room), state = malloc(state_room);
             if (weight == NULL || grad == NULL || state == NULL) break;
             at_sizes(l, n + p, together, measured[c] + p, bytes + p);
@@ -695,7 +699,7 @@ static figures measure(line *l, line *fp32, kopt_tensor *baseline, int two) {
 }
 
 enum { SIZES = 7, IN_CACHE = 2, IN_DRAM = SIZES - 1 };
-static figures found[SIZES][KOPT_ISA_COUNT][RULES][WEIGHTS]; /* moments in the weights' format */
+static figures found[SIZES][ISAS][RULES][WEIGHTS]; /* moments in the weights' format */
 
 typedef enum column { TO_FP32, TO_ROOFLINE, TWO_THREADS } column;
 
@@ -730,7 +734,7 @@ static void all(kopt_isa best, size_t dram) {
         baseline = tensor(&fp32);
         weight = grad = state = NULL; /* the baseline's now */
         allocate(n[size], 20);
-        for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--)
+        for (isa = ISAS - 1; isa >= 0; isa--)
             for (rule = 0; rule < RULES; rule++)
                 for (weights = 0; weights < WEIGHTS; weights++)
                     for (moments = 0; moments < MOMENTS; moments++) {
@@ -740,7 +744,7 @@ static void all(kopt_isa best, size_t dram) {
                         if (!kopt_isa_usable((kopt_isa)isa) ||
                             !combine(&l, rule, weights, moments, n[size], (kopt_isa)isa))
                             continue;
-                        same_format = moments == (int)l.opt.weight_format || moments_of(&l.opt) == 0;
+                        same_format = moments == (int)l.format || moments_of(&l.opt) == 0;
                         if (n[size] > 1000000 && (isa != (int)best || !same_format)) continue;
                         f = measure(&l, &fp32, &baseline, n[size] >= 1000000 && isa == (int)best && same_format);
                         if (same_format) found[size][isa][rule][weights] = f;
@@ -750,7 +754,7 @@ static void all(kopt_isa best, size_t dram) {
                     }
         free(baseline.weight), free(baseline.grad), free(baseline.state);
     }
-    for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--) {
+    for (isa = ISAS - 1; isa >= 0; isa--) {
         if (!kopt_isa_usable((kopt_isa)isa)) continue;
         snprintf(title, sizeof title, "%s, 10,000 weights: time, AdamW in fp32 on %s is 1",
                  kopt_isa_name((kopt_isa)isa), kopt_isa_name(best));
@@ -798,7 +802,7 @@ int main(int argc, char **argv) {
     lines[count++] = make("AdamW fp32", kopt_adamw(1e-3), KOPT_F32, KOPT_NEAREST, n, best);
     lines[count++] = make("AdamW bf16 Kahan", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
     lines[count] = make("AdamW bf16 Kahan, nearest stores", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
-    lines[count].opt.moment_rounding = lines[count].opt.compensation_rounding = KOPT_NEAREST;
+    lines[count].opt.moment_rounding = lines[count].opt.residual_rounding = KOPT_NEAREST;
     count++;
     lines[count++] = make("AdamW bf16 exact", kopt_adamw(1e-3), KOPT_BF16, KOPT_EXACT, n, best);
     lines[count++] = make("AdamW bf16 compact", kopt_adamw(1e-3), KOPT_BF16, KOPT_COMPACT, n, best);
@@ -838,7 +842,7 @@ int main(int argc, char **argv) {
 #endif
 
     count = 0;
-    for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--)
+    for (isa = ISAS - 1; isa >= 0; isa--)
         if (kopt_isa_usable((kopt_isa)isa))
             lines[count++] = make("AdamW bf16 Kahan", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, 10240, (kopt_isa)isa);
     table("in cache: 10,240 weights, each instruction set", lines, count, 0);

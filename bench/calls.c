@@ -43,12 +43,12 @@ int main(void) {
             if (kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return 1;
             snprintf(text, sizeof text, "%s begin", name[i]);
             CALLGRIND_ZERO_STATS;
-            result = kopt_step_begin(&opt, &step);
+            result = kopt_step_begin(&step, &opt);
             if (k == 0) CALLGRIND_DUMP_STATS_AT(text);
             if (result != KOPT_OK || opt.step != 1000) return 1;
             snprintf(text, sizeof text, "%s %lu", name[i], (unsigned long)n[k]);
             CALLGRIND_ZERO_STATS;
-            result = kopt_step_run(&step, &t);
+            result = kopt_step_run(&step, &t, 1);
             CALLGRIND_DUMP_STATS_AT(text);
             if (result != KOPT_OK) return 1;
             free(a.weight), free(a.grad), free(a.state);

@@ -541,13 +541,13 @@ static void draw_grid(FILE *f, int x, int y, int rule, int isa, int place) {
     }
 }
 
-static void write_svg(FILE *f, int measured[PLACES][KOPT_ISA_COUNT]) {
+static void write_svg(FILE *f, int measured[PLACES][ISAS]) {
     static const int order[PLACES][3][2] = {{{ADAMW, MOMENTUM}, {LION, SGD}, {ALL_RULES, -1}},
                                             {{ADAMW, SGD}, {-1, -1}, {-1, -1}}};
     const int width = 2 * (LABELS + 12 * CELL_WIDTH) + 3 * GAP;
     int place, isa, y = 0, height = GAP, k;
     for (place = 0; place < PLACES; place++)
-        for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
+        for (isa = 0; isa < ISAS; isa++)
             if (measured[place][isa]) height += 30 + (place == CACHE ? 3 : 1) * GRID_HEIGHT;
     fprintf(f,
             "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' "
@@ -560,7 +560,7 @@ static void write_svg(FILE *f, int measured[PLACES][KOPT_ISA_COUNT]) {
             "text.in{fill:#111}</style>\n<rect class='page' width='%d' height='%d'/>\n",
             width, height);
     for (place = 0; place < PLACES; place++)
-        for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--) {
+        for (isa = ISAS - 1; isa >= 0; isa--) {
             if (!measured[place][isa]) continue;
             fprintf(f, "<text x='%d' y='%d' class='isa'>%s, %s; a frame: over its limit</text>\n", GAP, y + 30,
                     kopt_isa_name((kopt_isa)isa),
@@ -575,11 +575,11 @@ static void write_svg(FILE *f, int measured[PLACES][KOPT_ISA_COUNT]) {
     fputs("</svg>\n", f);
 }
 
-static void summary(FILE *f, int measured[PLACES][KOPT_ISA_COUNT]) {
+static void summary(FILE *f, int measured[PLACES][ISAS]) {
     int place, isa, i, all = 0, all_ok = 0;
     fprintf(f, "\n");
     for (place = 0; place < PLACES; place++)
-        for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--) {
+        for (isa = ISAS - 1; isa >= 0; isa--) {
             int limited = 0, ok = 0;
             double most = 0;
             int loud = 0;
@@ -615,15 +615,15 @@ static void summary(FILE *f, int measured[PLACES][KOPT_ISA_COUNT]) {
 
 int main(int count, char **arguments) {
     static const int cross[] = {ADAMW, SGD, MOMENTUM, LION, ALL_RULES}, in_dram[] = {ADAMW, SGD};
-    int measured[PLACES][KOPT_ISA_COUNT] = {{0}}, wanted[KOPT_ISA_COUNT] = {0}, places[PLACES] = {0};
+    int measured[PLACES][ISAS] = {{0}}, wanted[ISAS] = {0}, places[PLACES] = {0};
     int any_isa = 1, i, isa, best = -1;
     size_t k;
     FILE *csv, *svg;
     for (i = 1; i < count; i++) {
         const char *word = arguments[i];
-        for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
+        for (isa = 0; isa < ISAS; isa++)
             if (strcmp(word, kopt_isa_name((kopt_isa)isa)) == 0) break;
-        if (isa < KOPT_ISA_COUNT) {
+        if (isa < ISAS) {
             if (!kopt_isa_usable((kopt_isa)isa)) fail("this machine or this build has no such instruction set");
             wanted[isa] = 1, any_isa = 0;
         } else if (strcmp(word, "quick") == 0)
@@ -640,7 +640,7 @@ int main(int count, char **arguments) {
             fail("usage: cliffs [quick] [cache] [dram] [ISA...] [--nearest-stores] [--markdown]");
     }
     if (!places[CACHE] && !places[DRAM]) places[CACHE] = places[DRAM] = 1;
-    for (isa = 0; isa < KOPT_ISA_COUNT; isa++) {
+    for (isa = 0; isa < ISAS; isa++) {
         if (any_isa) wanted[isa] = kopt_isa_usable((kopt_isa)isa);
         if (wanted[isa]) best = isa; /* a machine has one family */
     }
@@ -648,7 +648,7 @@ int main(int count, char **arguments) {
 
     arena_room = (size_t)IN_CACHE * 32 + 2 * SPARE;
     arena[0] = allocate(arena_room);
-    for (isa = KOPT_ISA_COUNT - 1; isa >= 0 && places[CACHE]; isa--) {
+    for (isa = ISAS - 1; isa >= 0 && places[CACHE]; isa--) {
         if (!wanted[isa]) continue;
         if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) fail("an instruction set was refused");
         start_baseline();
@@ -670,7 +670,7 @@ int main(int count, char **arguments) {
     }
 
     for (i = 0; i < PLACES && markdown; i++)
-        for (isa = KOPT_ISA_COUNT - 1; isa >= 0; isa--) {
+        for (isa = ISAS - 1; isa >= 0; isa--) {
             if (!measured[i][isa]) continue;
             print_markdown(ADAMW, isa, i);
             print_markdown(i == DRAM ? SGD : ALL_RULES, isa, i);

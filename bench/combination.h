@@ -1,6 +1,6 @@
 /* What a step is made of, for bench/cliffs.c and bench/compare.c: a rule, the formats and the roundings. The numbers of
-   formats and roundings are those of kahan_opt.h, so that a program that does not include it can name them. Where it is
-   included before this file, a combination becomes an optimizer and a tensor. */
+   formats, roundings and instruction sets are those of kahan_opt.h, so that a program that does not include it can name
+   them. Where it is included before this file, a combination becomes an optimizer and a tensor: of 0.8, or of 0.2. */
 #ifndef COMBINATION_H
 #define COMBINATION_H
 #include "room.h"
@@ -11,6 +11,7 @@
 
 enum { F32, BF16, FP16, Q8, FORMATS, NO_COPY = -1 };
 enum { NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT, ROUNDINGS };
+enum { ISAS = 6 };
 enum {
     SGD,
     MOMENTUM,
@@ -46,15 +47,26 @@ static const char *const rule_name[RULES] = {"SGD",     "momentum",    "AdamW", 
                                              "EMA",     "Adam-atan2"};
 
 #ifdef KAHAN_OPT_H
-/* Step 1,000: the scalars of a long run; RAdam and Ranger are rectified. */
-static inline kopt_optimizer optimizer_of(const combination *c) {
+#if KOPT_VERSION < 800 /* the interface of 0.8, in that of 0.2 */
+#define KOPT_DECAY_FULLY_DECOUPLED KOPT_FULLY_DECOUPLED
+#define residual_rounding compensation_rounding
+#define kopt_tensor_of(weight, weight_format_, grad, grad_format, n, state, state_size) \
+    (opt->weight_format = (weight_format_), kopt_tensor_of(weight, grad, grad_format, n, state, state_size))
+#define kopt_state_size(opt, t) kopt_state_size(opt, (t)->n)
+#define kopt_state_init(opt, t, count, weights) kopt_state_init(opt, t, weights)
+#define kopt_step_begin(step, opt) kopt_step_begin(opt, step)
+#define kopt_step_run(step, t, count) kopt_step_run(step, t)
+#endif
+
+/* An optimizer at step 1,000, which has the scalars of a long run (RAdam and Ranger are rectified), and a tensor. */
+static inline void make(const combination *c, const arrays *a, kopt_optimizer *opt, kopt_tensor *t) {
     kopt_optimizer o = kopt_adamw(1e-3);
     switch (c->rule) {
     case SGD: o = kopt_sgd(1e-3, 0); break;
     case MOMENTUM: o = kopt_sgd(1e-3, 0.9); break;
     case LION: o = kopt_lion(1e-3); break;
     case ADAM_L2: o = kopt_adam(1e-3), o.weight_decay = 0.01; break;
-    case FULLY_DECOUPLED: o.decay_mode = KOPT_FULLY_DECOUPLED, o.weight_decay = 1e-5; break;
+    case FULLY_DECOUPLED: o.decay_mode = KOPT_DECAY_FULLY_DECOUPLED, o.weight_decay = 1e-5; break;
     case AMSGRAD: o.amsgrad = 1; break;
     case STABLE_ADAMW: o = kopt_stable_adamw(1e-3); break;
     case ADAN: o = kopt_adan(1e-3); break;
@@ -67,12 +79,14 @@ static inline kopt_optimizer optimizer_of(const combination *c) {
 #endif
     default: break;
     }
-    o.weight_format = (kopt_format)c->weight;
     o.moment_format = (kopt_format)c->moment;
     o.rounding = (kopt_rounding)c->rounding;
-    o.moment_rounding = o.compensation_rounding = c->nearest_stores ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    o.moment_rounding = o.residual_rounding = c->nearest_stores ? KOPT_NEAREST : KOPT_STOCHASTIC;
     o.step = 1000;
-    return o;
+    *opt = o;
+    *t =
+        kopt_tensor_of(a->weight, (kopt_format)c->weight, a->grad, (kopt_format)c->grad, a->n, a->state, a->state_room);
+    if (c->copy != NO_COPY) t->copy = a->copy, t->copy_format = (kopt_format)c->copy;
 }
 
 /* Weights in +-1, gradients in +-0.5, a fresh state. Returns 0 if the header refuses the combination. */
@@ -83,9 +97,7 @@ static inline int begin(const combination *c, const arrays *a, kopt_optimizer *o
 #ifndef KAHAN_OPT_VMATH
     if (c->rule == ADAM_ATAN2) return 0;
 #endif
-    *opt = optimizer_of(c);
-    *t = kopt_tensor_of(a->weight, a->grad, (kopt_format)c->grad, a->n, a->state, a->state_room);
-    if (c->copy != NO_COPY) t->copy = a->copy, t->copy_format = (kopt_format)c->copy;
+    make(c, a, opt, t);
     for (i = 0; i < 1024; i++) {
         w[i] = (float)((i * 2654435761u) % 1999) / 1000 - 1;
         g[i] = (float)((i * 40503u) % 977) / 977 - 0.5f;
@@ -94,10 +106,10 @@ static inline int begin(const combination *c, const arrays *a, kopt_optimizer *o
         const size_t some = a->n - i < 1024 ? a->n - i : 1024;
         unsigned char *const weight = (unsigned char *)a->weight + i * size[c->weight];
         unsigned char *const grad = (unsigned char *)a->grad + i * size[c->grad];
-        if (kopt_convert(weight, opt->weight_format, w, KOPT_F32, some) != KOPT_OK) return 0;
-        if (kopt_convert(grad, t->grad_format, g, KOPT_F32, some) != KOPT_OK) return 0;
+        if (kopt_convert(weight, (kopt_format)c->weight, w, KOPT_F32, some) != KOPT_OK) return 0;
+        if (kopt_convert(grad, (kopt_format)c->grad, g, KOPT_F32, some) != KOPT_OK) return 0;
     }
-    return kopt_state_init(opt, t, NULL) == KOPT_OK;
+    return kopt_state_init(opt, t, 1, NULL) == KOPT_OK;
 }
 #endif
 

@@ -3,7 +3,8 @@
      bench/compare.sh OLD.h NEW.h [N...]       compiles this file three times: see there
 
    With HEADER defined it is a shared library of that header. Without, it is the program, which knows nothing of
-   kahan_opt.h and calls both libraries through a struct of functions: structs of the two versions may differ.
+   kahan_opt.h and calls both libraries through a struct of functions: structs of the two versions may differ, and
+   combination.h has the calls of each.
    Both step the same arrays, from the same numbers, in turns, in thread CPU time: what slows down one round slows down
    both, and a ratio is the median of the ratios of the rounds. Their weights must be equal at the end of each turn.
    With HEADER and COUNT it is a program of that header, which steps one combination: an emulator counts the
@@ -143,8 +144,12 @@ static kopt_tensor tensor;
 static const char *isa_name(int isa) { return kopt_isa_name((kopt_isa)isa); }
 static int force(int isa) { return kopt_isa_usable((kopt_isa)isa) && kopt_isa_force((kopt_isa)isa) == KOPT_OK; }
 static size_t state_size(const combination *c, size_t n) {
-    const kopt_optimizer o = optimizer_of(c);
-    return kopt_state_size(&o, n);
+    arrays a = {0};
+    kopt_optimizer o;
+    kopt_tensor t;
+    a.n = n;
+    make(c, &a, &o, &t);
+    return kopt_state_size(&o, &t);
 }
 static int begin_it(const combination *c, const arrays *a) { return begin(c, a, &opt, &tensor); }
 static int run(unsigned steps) {
@@ -165,7 +170,7 @@ const library functions = {isa_name, force, state_size, begin_it, run};
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { ROUNDS = 41, ISAS = 5, SIDES = 2 };
+enum { ROUNDS = 41, SIDES = 2 };
 
 static void fail(const char *why) {
     fprintf(stderr, "compare: %s\n", why);

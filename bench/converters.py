@@ -129,12 +129,13 @@ def remainders():
     opt = ko.kopt_sgd(0.1, 0)
     opt.rounding = ko.KOPT_EXACT
     weight = torch.zeros(size, dtype=torch.int16)
-    block = torch.zeros(ko.kopt_state_size(ko.byref(opt), size), dtype=torch.uint8)
-    tensor = ko.kopt_tensor(n=size, weight=weight.data_ptr(), state=block.data_ptr(), state_size=block.numel())
+    tensor = ko.kopt_tensor(n=size, weight=weight.data_ptr(), weight_format=ko.KOPT_BF16)
+    block = torch.zeros(ko.kopt_state_size(ko.byref(opt), ko.byref(tensor)), dtype=torch.uint8)
+    tensor.state, tensor.state_size = block.data_ptr(), block.numel()
     for first in range(-1 << 31, 1 << 31, size):
         word = torch.arange(first, first + size, dtype=torch.int32)
         x, halves = word.view(torch.float32), word.view(torch.int16).reshape(-1, 2)  # little-endian: the union in C
-        ko.check(ko.kopt_state_init(ko.byref(opt), ko.byref(tensor), x.data_ptr()))
+        ko.check(ko.kopt_state_init(ko.byref(opt), ko.byref(tensor), 1, x.data_ptr()))
         low = halves[:, 0].contiguous()
         high = halves[:, 1] + (low < 0).short()
         different = (weight != high) | (block[64:64 + 2 * size].view(torch.int16) != low)

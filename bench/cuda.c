@@ -192,7 +192,6 @@ static kopt_optimizer optimizer_of(const mode *m) {
     case 7: o.amsgrad = 1; break;
     default: break;
     }
-    o.weight_format = m->weight;
     o.moment_format = m->moment;
     o.rounding = m->rounding;
     return o;
@@ -259,17 +258,17 @@ static int make(run *r, const mode *m, const size_t *sizes, size_t count, size_t
     r->mode = m, r->opt = optimizer_of(m), r->count = count;
     for (k = 0; k < count; ++k)
         total += rounded(sizes[k] * width(m->weight)) + rounded(sizes[k] * width(m->grad)) +
-                 rounded(kopt_state_size(&r->opt, sizes[k])) + (m->copy ? rounded(sizes[k] * 2) : 0);
+                 rounded(state_bytes(&r->opt, m->weight, sizes[k])) + (m->copy ? rounded(sizes[k] * 2) : 0);
     if (total + total / 16 > device_room()) return 0;
     r->memory = p = device_new(total);
     CHECK(cudaMemsetAsync(p, 0, total, stream));
     r->tensors = malloc((count + 1) * sizeof *r->tensors);
     if (!r->tensors) abort();
     for (k = 0; k < count; ++k) {
-        const size_t n = sizes[k], state_size = kopt_state_size(&r->opt, n);
+        const size_t n = sizes[k], state_size = state_bytes(&r->opt, m->weight, n);
         unsigned char *const weight = p + shift, *const grad = weight + rounded(n * width(m->weight));
         unsigned char *const state = grad + rounded(n * width(m->grad));
-        r->tensors[k] = kopt_tensor_of(weight, grad, m->grad, n, state, state_size);
+        r->tensors[k] = kopt_tensor_of(weight, m->weight, grad, m->grad, n, state, state_size);
         r->tensors[k].id = (uint32_t)k;
         p = state - shift + rounded(state_size);
         if (m->copy) r->tensors[k].copy = p + shift, r->tensors[k].copy_format = KOPT_BF16, p += rounded(n * 2);
@@ -333,7 +332,7 @@ static int bits_equal(const mode *m, size_t n) {
     unsigned char *const weight = malloc(weight_size), *const grad = malloc(grad_size), *const copy = calloc(n, 2);
     unsigned char *state, *seen;
     kopt_optimizer o = optimizer_of(m);
-    const size_t state_size = kopt_state_size(&o, n);
+    const size_t state_size = state_bytes(&o, m->weight, n);
     kopt_tensor t;
     int k, equal = 1;
     if (!make(&r, m, &n, 1, 0)) {
@@ -343,14 +342,14 @@ static int bits_equal(const mode *m, size_t n) {
     state = calloc(state_size + 1, 1), seen = malloc(weight_size + state_size + 2 * n);
     if (!weight || !grad || !copy || !state || !seen) abort();
     fill(weight, m->weight, n, 1), fill(grad, m->grad, n, 7777);
-    t = kopt_tensor_of(weight, grad, m->grad, n, state, state_size);
+    t = kopt_tensor_of(weight, m->weight, grad, m->grad, n, state, state_size);
     if (m->copy) t.copy = copy, t.copy_format = KOPT_BF16;
-    DONE(kopt_state_init(&o, &t, NULL));
+    DONE(kopt_state_init(&o, &t, 1, NULL));
     if (m->stats) {
         kopt_norm norm;
         memset(&norm, 0, sizeof norm);
         DONE(kopt_norm_add(&norm, grad, m->grad, n));
-        o.clip = kopt_clip_coefficient(&norm, 1.0, 1);
+        o.clip = kopt_norm_clip(&norm, 1.0, 1);
     }
     for (k = 0; k < 2; ++k) {
         step(&r);
@@ -502,7 +501,7 @@ typedef struct sum {
 /* The first addition does not read the sum: it is not timed. */
 static void add(void *context) {
     sum *const s = context;
-    DONE(kopt_cuda_accumulate(&s->a, s->grad, KOPT_BF16, 1, NULL, NULL, stream));
+    DONE(kopt_cuda_accumulator_add(&s->a, s->grad, KOPT_BF16, 1, NULL, NULL, stream));
 }
 
 static void time_accumulation(void) {
@@ -516,7 +515,7 @@ static void time_accumulation(void) {
     s.a = kopt_accumulator_of(device_new(2 * large), KOPT_BF16, device_new(2 * large), check);
     s.grad = device_new(2 * large);
     fill(grad, KOPT_BF16, check, 1), device_fill(s.grad, KOPT_BF16, large, 1, 0);
-    for (k = 0; k < 3; ++k) add(&s), DONE(kopt_accumulate(&host, grad, KOPT_BF16, 1));
+    for (k = 0; k < 3; ++k) add(&s), DONE(kopt_accumulator_add(&host, grad, KOPT_BF16, 1));
     from_device(seen, s.a.sum, 2 * check);
     equal = equal && memcmp(seen, host.sum, 2 * check) == 0;
     from_device(seen, s.a.residual, 2 * check);

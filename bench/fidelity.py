@@ -68,18 +68,17 @@ class Ours:
         self.opt = rule(lr)
         self.opt.beta1, self.opt.beta2 = betas
         self.opt.eps, self.opt.weight_decay, self.opt.seed = eps, weight_decay, seed
-        self.opt.weight_format = FORMAT[parameters[0].dtype]
         for name, value in fields.items():
             setattr(self.opt, name, value)
         self.tensors, self.blocks = (kopt.kopt_tensor * len(parameters))(), []
         for i, p in enumerate(parameters):
-            size = kopt.kopt_state_size(self.opt, p.numel())
-            self.blocks.append(ctypes.create_string_buffer(size))
-            self.tensors[i] = kopt.kopt_tensor_of(p.data_ptr(), None, self.opt.weight_format, p.numel(),
-                                                  self.blocks[i], size)
-        kopt.check(kopt.kopt_number_tensors(self.tensors, len(parameters), 0))
-        for tensor in self.tensors:
-            kopt.check(kopt.kopt_state_init(self.opt, tensor, None))
+            form = FORMAT[p.dtype]
+            t = kopt.kopt_tensor_of(p.data_ptr(), form, None, form, p.numel(), None, 0)
+            self.blocks.append(ctypes.create_string_buffer(kopt.kopt_state_size(self.opt, t)))
+            t.state, t.state_size = ctypes.addressof(self.blocks[i]), len(self.blocks[i])
+            self.tensors[i] = t
+        kopt.check(kopt.kopt_list_set_ids(self.tensors, len(parameters), 0))
+        kopt.check(kopt.kopt_state_init(self.opt, self.tensors, len(parameters), None))
 
     def step(self):
         grads = [p.grad.contiguous() for p in self.parameters]
@@ -89,7 +88,7 @@ class Ours:
         kopt.check(kopt.kopt_optimizer_step(self.opt, self.tensors, len(self.tensors)))
 
     def begin(self, values):  # the first parameter at these fp32 numbers, as far as it can hold them
-        kopt.check(kopt.kopt_state_write(self.opt, self.tensors[0], kopt.KOPT_WEIGHT, values.data_ptr()))
+        kopt.check(kopt.kopt_state_write(self.opt, self.tensors[0], kopt.KOPT_SLOT_WEIGHT, values.data_ptr()))
 
     def state_bytes(self):
         return sum(len(block) for block in self.blocks)
@@ -100,10 +99,10 @@ class Ours:
         return out.double()
 
     def weight(self):  # with its residual
-        return self.read(kopt.KOPT_WEIGHT)
+        return self.read(kopt.KOPT_SLOT_WEIGHT)
 
     def second_moment(self):
-        return self.read(kopt.KOPT_SECOND_MOMENT)
+        return self.read(kopt.KOPT_SLOT_SECOND_MOMENT)
 
 
 class Peer:

@@ -139,7 +139,7 @@ class Narrow:
                                            moment_format={"fp32": kopt.KOPT_F32, "bf16": kopt.KOPT_BF16}[moments])
         before = [p.detach().clone() for p in self.leaves]
         for t in o.tensors if arm.endswith(DRAWN) else ():
-            kopt.check(kopt.kopt_state_dither(o.opt, t))
+            kopt.check(kopt.kopt_state_dither(o.opt, t, 1))
         assert all(map(torch.equal, before, self.leaves))
 
     def step(self, scale):
@@ -151,7 +151,7 @@ class Narrow:
             return None
         result = [torch.empty(p.shape) for p in self.leaves]
         for t, out in zip(self.optimizer.tensors, result):
-            kopt.check(kopt.kopt_state_read(self.optimizer.opt, t, kopt.KOPT_WEIGHT, out.data_ptr()))
+            kopt.check(kopt.kopt_state_read(self.optimizer.opt, t, kopt.KOPT_SLOT_WEIGHT, out.data_ptr()))
         return result
 
     def bytes_each(self):

@@ -32,12 +32,12 @@ typedef int step_function(const arrays *a, kopt_format format, kopt_rounding rou
 step_function STEP;
 int STEP(const arrays *a, kopt_format format, kopt_rounding rounding, unsigned count) {
     static kopt_optimizer opt;
-    kopt_tensor t = kopt_tensor_of(a->weight, a->grad, format, a->n, a->state, a->room);
+    kopt_tensor t = kopt_tensor_of(a->weight, format, a->grad, format, a->n, a->state, a->room);
     if (count == 0) {
         opt = kopt_adamw(1e-3);
-        opt.weight_format = opt.moment_format = format;
+        opt.moment_format = format;
         opt.rounding = rounding;
-        return kopt_state_init(&opt, &t, NULL) == KOPT_OK;
+        return kopt_state_init(&opt, &t, 1, NULL) == KOPT_OK;
     }
     for (; count > 0; count--)
         if (kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return 0;

@@ -39,7 +39,7 @@ static void fp16_one(int n) {
 }
 static void bf16_array(int n) { key.step++, kopt_kahan_add(w, c, KOPT_BF16, delta, (size_t)n, key); }
 static void fp16_array(int n) { key.step++, kopt_kahan_add(w, c, KOPT_FP16, delta, (size_t)n, key); }
-static void range(int n) { kopt_step_range(&step, &t, 0, (size_t)n); }
+static void range(int n) { kopt_step_range(&step, &t, 1, 0, (size_t)n); }
 
 static const struct {
     const char *name;
@@ -61,11 +61,11 @@ int main(int count, char **arguments) {
     printf("%-30s", "ns a weight, n =");
     for (a = 1; a < count && a <= 16; ++a) printf(" %7s", arguments[a]);
     for (k = 0; k < WAYS; ++k) {
+        const kopt_format format = ways[k].format == KOPT_F32 ? KOPT_BF16 : (kopt_format)ways[k].format;
         kopt_optimizer o = kopt_sgd(1, 0);
-        o.weight_format = ways[k].format == KOPT_F32 ? KOPT_BF16 : (kopt_format)ways[k].format;
-        t = kopt_tensor_of(w, delta, KOPT_F32, MOST, state, sizeof state);
+        t = kopt_tensor_of(w, format, delta, KOPT_F32, MOST, state, sizeof state);
         for (i = 0; i < MOST; ++i) master[i] = 1, delta[i] = 1e-6f * (float)(i % 97 - 48);
-        if (kopt_state_init(&o, &t, master) != KOPT_OK || kopt_step_begin(&o, &step) != KOPT_OK) return 1;
+        if (kopt_state_init(&o, &t, 1, master) != KOPT_OK || kopt_step_begin(&step, &o) != KOPT_OK) return 1;
         for (i = 0; i < MOST; ++i) c[i] = 0;
         printf("\n%-30s", ways[k].name);
         for (a = 1; a < count && a <= 16; ++a) {

@@ -29,9 +29,8 @@ void ours_free(ours *o);
 const char *ours_isa(void);
 int ours_convert(void *dst, int dst_format, const void *src, int src_format, size_t n);
 
-static kopt_optimizer optimizer(int format, int rounding, int moments, double lr) {
+static kopt_optimizer optimizer(int rounding, int moments, double lr) {
     kopt_optimizer opt = kopt_adamw(lr);
-    opt.weight_format = (kopt_format)format;
     opt.rounding = (kopt_rounding)rounding;
     opt.moment_format = (kopt_format)moments;
     if (rounding == KOPT_NEAREST) opt.moment_rounding = KOPT_NEAREST;
@@ -39,16 +38,17 @@ static kopt_optimizer optimizer(int format, int rounding, int moments, double lr
 }
 
 size_t ours_state_size(int format, int rounding, int moments, size_t n) {
-    const kopt_optimizer opt = optimizer(format, rounding, moments, 1e-3);
-    return kopt_state_size(&opt, n);
+    const kopt_optimizer opt = optimizer(rounding, moments, 1e-3);
+    const kopt_tensor t = kopt_tensor_of(NULL, (kopt_format)format, NULL, (kopt_format)format, n, NULL, 0);
+    return kopt_state_size(&opt, &t);
 }
 
 ours *ours_new(int format, int rounding, int moments, double lr, void *w, void *g, size_t n, void *state, size_t room) {
     ours *o = malloc(sizeof *o);
     if (o == NULL) return NULL;
-    o->opt = optimizer(format, rounding, moments, lr);
-    o->t = kopt_tensor_of(w, g, (kopt_format)format, n, state, room);
-    if (kopt_state_init(&o->opt, &o->t, NULL) == KOPT_OK) return o;
+    o->opt = optimizer(rounding, moments, lr);
+    o->t = kopt_tensor_of(w, (kopt_format)format, g, (kopt_format)format, n, state, room);
+    if (kopt_state_init(&o->opt, &o->t, 1, NULL) == KOPT_OK) return o;
     free(o);
     return NULL;
 }

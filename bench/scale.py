@@ -120,7 +120,7 @@ def start(arm, values, seed, lr):
     leaves = [torch.nn.Parameter(x.to(torch.float32 if arm == FP32 else torch.bfloat16)) for x in values]
     one = fidelity.METHODS[arm.replace(DRAWN, "")].start(leaves, seed, lr=lr)
     for tensor in one.tensors if arm.endswith(DRAWN) else ():
-        kopt.check(kopt.kopt_state_dither(one.opt, tensor))
+        kopt.check(kopt.kopt_state_dither(one.opt, tensor, 1))
     return leaves, one
 
 

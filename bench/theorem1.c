@@ -112,12 +112,11 @@ static double run(const Problem *p, const Arm *arm, kopt_format format, double s
     int counted = 0;
 
     kopt_optimizer opt = kopt_sgd(size, 0);
-    opt.weight_format = format;
     opt.rounding = arm->rounding;
-    opt.compensation_rounding = arm->compensation;
+    opt.residual_rounding = arm->compensation;
     opt.seed = seed;
-    kopt_tensor t = kopt_tensor_of(stored, grad, KOPT_F32, D, state, sizeof state);
-    check(kopt_state_init(&opt, &t, start));
+    kopt_tensor t = kopt_tensor_of(stored, format, grad, KOPT_F32, D, state, sizeof state);
+    check(kopt_state_init(&opt, &t, 1, start));
     *closest = HUGE_VAL;
     for (int step = 0; step < steps; step++) {
         const float *x = p->x[random_bits(&random) % SAMPLES];
@@ -170,8 +169,9 @@ static void experiment(Results *r, kopt_format format, int seeds, int sizes) {
 static int bytes_of(int arm) {
     enum { N = 1 << 20 };
     kopt_optimizer opt = kopt_sgd(1, 0);
+    const kopt_tensor t = kopt_tensor_of(NULL, KOPT_BF16, NULL, KOPT_BF16, N, NULL, 0);
     opt.rounding = arms[arm].rounding;
-    return arm == FP32 ? 4 : 2 + (int)(kopt_state_size(&opt, N) / N);
+    return arm == FP32 ? 4 : 2 + (int)(kopt_state_size(&opt, &t) / N);
 }
 
 static void print_row(const char *name, int bytes, const double *error, const double *bound) {

@@ -83,24 +83,16 @@ static void fill(void *to, kopt_format format, uint32_t seed) {
 EXPORT(prepare) int prepare(int kind);
 int prepare(int kind) {
     const struct kind *const k = &kinds[kind];
-    static const kopt_norm zero = {{0}, 0};
-    static const kopt_tensor fresh = {0};
+    static const kopt_norm zero = {0};
     norm = zero;
-    tensor = fresh;
     fill(grad, k->grad, 0x55u);
     if (k->what == 'c' || k->what == 'n' || k->what == 'f') return 1;
     fill(weight, k->weight, 0);
     opt = k->what == 'w' ? kopt_adamw(1e-3) : k->what == 'l' ? kopt_lion(1e-4) : kopt_sgd(1e-2, 0.9);
-    opt.weight_format = k->weight;
     opt.rounding = k->rounding;
     opt.moment_format = k->moment;
-    tensor.weight = weight;
-    tensor.grad = grad;
-    tensor.grad_format = k->grad;
-    tensor.n = N;
-    tensor.state = state;
-    tensor.state_size = sizeof state;
-    return kopt_state_init(&opt, &tensor, 0) == KOPT_OK;
+    tensor = kopt_tensor_of(weight, k->weight, grad, k->grad, N, state, sizeof state);
+    return kopt_state_init(&opt, &tensor, 1, 0) == KOPT_OK;
 }
 
 /* Runs the kind that is prepared `count` times. 0: refused. */

@@ -29,8 +29,8 @@ static kopt_tensor tensor;
 __attribute__((export_name("begin"))) int begin(const float *weights);
 int begin(const float *weights) {
     opt = kopt_adamw(1e-3);
-    tensor = kopt_tensor_of(weight, grad, KOPT_BF16, 1024, state, sizeof state);
-    return (int)kopt_state_init(&opt, &tensor, weights);
+    tensor = KOPT_TENSOR(KOPT_BF16, weight, grad, 1024, state, sizeof state);
+    return (int)kopt_state_init(&opt, &tensor, 1, weights);
 }
 __attribute__((export_name("step"))) int step(void);
 int step(void) { return (int)kopt_optimizer_step(&opt, &tensor, 1); }

@@ -62,7 +62,7 @@ def tables():
     for name, code, weight in (("all-reduce of fp32 gradients, no shards", "fp32", 4),
                                ("fp32 masters, fp32 gradients", "fp32", 2), ("bf16 gradients", "bf16", 2),
                                ("gradients of 8 bits (`KOPT_Q8`)", "q8", 2),
-                               ("gradients of 1 bit (`KOPT_SIGN`)", "sign", 2)):
+                               ("gradients of 1 bit (`KOPT_Q1`)", "sign", 2)):
         row(name, number(CODES[code] + weight, 4), *[number(received(code, d, None, weight) * n / p / 1e9)
                                                      for n, p, d in CLUSTERS])
     print("\nGB on each rank, D ranks divide the state:\n")

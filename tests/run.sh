@@ -293,6 +293,7 @@ run_tests() {
         part numpy sh tests/bits/golden.sh $python tests/bits/probe.py
     vmath_parts
     part stack sh tests/robust/stack.sh
+    part abi sh tests/robust/abi.sh
     part mutants sh tests/robust/mutants.sh turn
     tools=$(sh tests/bits/matrix.sh missing)
     [ -z "$tools" ] || lacks "some of the matrix" "$(echo $tools)"

@@ -191,7 +191,7 @@ static int move(stream *s, void *numbers, size_t size, size_t count) {
 /* ---- The training ------------------------------------------------------------------------------------------------ */
 
 enum { INPUTS = 4, HIDDEN = 16, TENSORS = 4, MOST = INPUTS * HIDDEN, SAMPLES = 1024, BATCH = 8, BATCHES_PER_STEP = 4 };
-static const size_t size_of[TENSORS] = {INPUTS * HIDDEN, HIDDEN, HIDDEN, 1};
+static const size_t size_of[TENSORS] = {INPUTS * HIDDEN, HIDDEN, HIDDEN, 1}; /* weights, biases, weights, bias */
 static const double RATE = 3e-3;
 
 static kopt_bf16 weight[TENSORS][MOST];
@@ -281,9 +281,9 @@ static void backward(uint64_t batch, float scale) {
 
 static void train_batch(run *r) {
     int k;
-    backward(r->batches, r->scaler.scale);
+    backward(r->batches, (float)r->scaler.scale);
     for (k = 0; k < TENSORS; ++k)
-        check(kopt_accumulate(&r->sums[k], grad[k], KOPT_FP16, 1.0 / (double)BATCHES_PER_STEP));
+        check(kopt_accumulator_add(&r->sums[k], grad[k], KOPT_FP16, 1.0 / (double)BATCHES_PER_STEP));
     if (r->sums[0].count == BATCHES_PER_STEP) {
         r->opt.lr = r->opt.step < 100 ? RATE * (r->opt.step + 1) / 100 : RATE; /* a function of the step: not saved */
         check(kopt_scaler_step(&r->scaler, &r->opt, r->tensors, TENSORS, 0, NULL, NULL));
@@ -296,24 +296,24 @@ static void train_batch(run *r) {
 static void make(run *r) {
     int k;
     r->opt = kopt_adamw(RATE);
-    r->scaler = kopt_grad_scaler();
+    r->scaler = kopt_scaler_of();
     r->scaler.interval = 50; /* a short training: look for a larger scale often */
     r->batches = 0;
     for (k = 0; k < TENSORS; ++k) {
         r->sums[k] = kopt_accumulator_of(sum[k], KOPT_BF16, rest[k], size_of[k]);
         r->sums[k].id = (uint32_t)k;
-        r->tensors[k] = KOPT_TENSOR(&r->opt, weight[k], sum[k], size_of[k], state[k], sizeof state[k]);
+        r->tensors[k] = KOPT_TENSOR(KOPT_BF16, weight[k], sum[k], size_of[k], state[k], sizeof state[k]);
+        r->tensors[k].no_decay = k % 2; /* of biases */
     }
-    check(kopt_number_tensors(r->tensors, TENSORS, 0));
+    check(kopt_list_set_ids(r->tensors, TENSORS, 0));
 }
 
 static void start_afresh(const run *r) {
-    float initial[MOST];
+    float initial[TENSORS * MOST], *next = initial; /* one row, tensor after tensor */
     size_t k, i;
-    for (k = 0; k < TENSORS; ++k) {
-        for (i = 0; i < size_of[k]; ++i) initial[i] = (k % 2 == 0 ? 0.5f : 0) * uniform(3, k * MOST + i);
-        check(kopt_state_init(&r->opt, &r->tensors[k], initial));
-    }
+    for (k = 0; k < TENSORS; ++k)
+        for (i = 0; i < size_of[k]; ++i) *next++ = (k % 2 == 0 ? 0.5f : 0) * uniform(3, k * MOST + i);
+    check(kopt_state_init(&r->opt, r->tensors, TENSORS, initial));
 }
 
 /* ---- The checkpoint: MAGIC, what the program keeps, what kopt_save_to() writes, checksum of all before ----------- */
@@ -324,7 +324,7 @@ static const char MAGIC[8] = "my net 1"; /* of your own; another one when move_o
 static kopt_result move_own(stream *s, run *r) {
     kopt_scaler *c = &r->scaler;
     int k;
-    if (move(s, &r->batches, 8, 1) != 0 || move(s, &c->scale, 4, 1) != 0 || move(s, &c->minimum, 4, 1) != 0 ||
+    if (move(s, &r->batches, 8, 1) != 0 || move(s, &c->scale, 8, 1) != 0 || move(s, &c->minimum, 8, 1) != 0 ||
         move(s, &c->growth, 8, 1) != 0 || move(s, &c->backoff, 8, 1) != 0 || move(s, &c->interval, 4, 1) != 0 ||
         move(s, &c->hysteresis, 4, 1) != 0 || move(s, &c->good, 4, 1) != 0 || move(s, &c->bad, 4, 1) != 0)
         return KOPT_ERROR_FILE;

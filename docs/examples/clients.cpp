@@ -27,26 +27,27 @@ class Agent {
     Agent(const Agent &) = delete;
     explicit Agent(const std::vector<size_t> &sizes) {
         for (size_t n : sizes) {
-            weight.emplace_back(n), grad.emplace_back(n), state.emplace_back(kopt_state_size(&opt, n));
-            list.push_back(KOPT_TENSOR(&opt, weight.back().data(), grad.back().data(), n, state.back().data(),
-                                       state.back().size()));
+            weight.emplace_back(n), grad.emplace_back(n);
+            kopt_tensor t = KOPT_TENSOR(KOPT_BF16, weight.back().data(), grad.back().data(), n, nullptr, 0);
+            state.emplace_back(t.state_size = kopt_state_size(&opt, &t));
+            t.state = state.back().data();
+            list.push_back(t);
         }
-        check(kopt_number_tensors(list.data(), list.size(), 0));
-        for (const kopt_tensor &t : list) check(kopt_state_init(&opt, &t, nullptr));
+        check(kopt_list_set_ids(list.data(), list.size(), 0));
+        check(kopt_state_init(&opt, list.data(), list.size(), nullptr));
     }
     void train(size_t threads) {
         for (size_t k = 0; k < list.size(); k++) // the slope of (w - goal)^2 / 2
             for (size_t i = 0; i < grad[k].size(); i++)
                 grad[k][i] = kopt_bf16_from_f32(kopt_f32_from_bf16(weight[k][i]) - float(i % 17) / 16);
         kopt_step step;
-        check(kopt_step_begin(&opt, &step));
-        const size_t n = kopt_list_size(list.data(), list.size());
+        check(kopt_step_begin(&step, &opt));
+        const size_t n = kopt_list_length(list.data(), list.size());
         std::vector<kopt_result> results(threads);
         std::vector<std::thread> pool;
         for (size_t k = 0; k < threads; k++) // equal ranges, whatever tensors they cut
             pool.emplace_back([&, k] {
-                results[k] =
-                    kopt_step_list_range(&step, list.data(), list.size(), n * k / threads, n * (k + 1) / threads);
+                results[k] = kopt_step_range(&step, list.data(), list.size(), n * k / threads, n * (k + 1) / threads);
             });
         for (std::thread &t : pool) t.join();
         for (kopt_result result : results) check(result);

@@ -31,8 +31,8 @@ typedef struct {
 
 static const Channel channels[] = {
     {"fp32", KOPT_F32, KOPT_NEAREST, 0},           {"bf16", KOPT_BF16, KOPT_NEAREST, 1},
-    {"8 bit", KOPT_Q8, KOPT_NEAREST, 1},           {"1 bit", KOPT_SIGN, KOPT_NEAREST, 1},
-    {"8 bit random", KOPT_Q8, KOPT_STOCHASTIC, 0}, {"1 bit biased", KOPT_SIGN, KOPT_NEAREST, 0}};
+    {"8 bit", KOPT_Q8, KOPT_NEAREST, 1},           {"1 bit", KOPT_Q1, KOPT_NEAREST, 1},
+    {"8 bit random", KOPT_Q8, KOPT_STOCHASTIC, 0}, {"1 bit biased", KOPT_Q1, KOPT_NEAREST, 0}};
 enum { CHANNELS = sizeof channels / sizeof *channels };
 
 /* Returns the loss on the held-out bytes; *bytes is what a worker sends in one step. */
@@ -45,14 +45,11 @@ static double train_compressed(const Channel *channel, const Data *d, size_t *by
     uint64_t random = SEED;
     Model m;
     model_make(&m, KOPT_F32);
-    opt.weight_format = KOPT_F32;
     for (int p = 0; p < PARAMETERS; p++) {
-        const size_t n = parameter_size(p), state_size = kopt_state_size(&opt, n);
+        const size_t n = parameter_size(p);
         mean[p] = allocate(n * sizeof(float));
         parameter_init(m.weight[p].value, p, &random);
-        tensors[p] = KOPT_TENSOR(&opt, m.weight[p].value, mean[p], n, allocate(state_size), state_size);
-        tensors[p].id = (uint32_t)p;
-        check(kopt_state_init(&opt, &tensors[p], NULL));
+        tensors[p] = KOPT_TENSOR(KOPT_F32, m.weight[p].value, mean[p], n, NULL, 0); /* SGD of fp32 keeps no state */
         for (int w = 0; w < WORKERS; w++) {
             void *residual = channel->feedback ? allocate(n * sizeof(kopt_bf16)) : NULL;
             packer[w][p] = kopt_compressor_of(channel->code, residual, n);
@@ -60,6 +57,7 @@ static double train_compressed(const Channel *channel, const Data *d, size_t *by
             packer[w][p].id = (uint32_t)(p + PARAMETERS * w);
         }
     }
+    check(kopt_list_set_ids(tensors, PARAMETERS, 0));
     for (int step = 0; step < ROUNDS; step++) {
         *bytes = 0;
         for (int p = 0; p < PARAMETERS; p++) memset(mean[p], 0, m.grad[p].n * sizeof(float));
@@ -77,7 +75,7 @@ static double train_compressed(const Channel *channel, const Data *d, size_t *by
                     continue;
                 }
                 check(kopt_compress(&packer[w][p], wire, sizeof wire, m.grad[p].value, KOPT_F32));
-                if (w == 0) *bytes += kopt_compressed_size(channel->code, n);
+                if (w == 0) *bytes += kopt_format_size(channel->code, n);
                 check(kopt_decompress_add(mean[p], KOPT_F32, wire, sizeof wire, channel->code, n, 1));
             }
         }
@@ -88,7 +86,6 @@ static double train_compressed(const Channel *channel, const Data *d, size_t *by
     double loss = model_validate(&m, d);
     for (int p = 0; p < PARAMETERS; p++) {
         for (int w = 0; w < WORKERS; w++) free(packer[w][p].residual);
-        free(tensors[p].state);
         free(mean[p]);
     }
     model_free(&m);
@@ -107,7 +104,7 @@ int main(int argc, char **argv) {
         size_t bytes;
         loss[i] = train_compressed(channel, &data, &bytes);
         const double above = loss[i] - loss[0];
-        const int biased = channel->code == KOPT_SIGN && !channel->feedback;
+        const int biased = channel->code == KOPT_Q1 && !channel->feedback;
         printf("%-12s   %14s   %25zu   %15.4f   %+10.4f   %7.1f\n", channel->name, channel->feedback ? "yes" : "no",
                bytes, loss[i], above, wall_clock() - start);
         fflush(stdout);

@@ -46,6 +46,7 @@ class Tensor:
     master: torch.Tensor = None         # fp32: the true weight itself
     moments: dict = dataclasses.field(default_factory=dict)  # slot: fp32. Mean squares as they are, not as roots
     coded: bool = False                 # have the moments been 8-bit codes, with a scale for each 256?
+    form: int = None                    # the format of the weights in kahan_opt, if the file has chosen one
 
     def keeps(self):
         """Is there more than the weight that the forward pass sees?"""
@@ -73,10 +74,10 @@ FORMAT_NAME = {form: name for name, form in NAMED_FORMAT.items()}
 ROUNDING = {"kahan": ko.KOPT_KAHAN, "compact": ko.KOPT_COMPACT, "exact": ko.KOPT_EXACT,
             "stochastic": ko.KOPT_STOCHASTIC, "nearest": ko.KOPT_NEAREST}
 RESIDUALS = ("zero", "random")
-SLOT = {ko.KOPT_FIRST_MOMENT: "first moment", ko.KOPT_SECOND_MOMENT: "second moment",
-        ko.KOPT_THIRD_MOMENT: "third moment", ko.KOPT_FOURTH_MOMENT: "previous gradient"}
-OWN = ("rounding weight_format moment_format moment_rounding compensation_rounding zero_grad moments_only grad_scale "
-       "clip seed").split()  # fields that no other format has
+SLOT = {ko.KOPT_SLOT_FIRST_MOMENT: "first moment", ko.KOPT_SLOT_SECOND_MOMENT: "second moment",
+        ko.KOPT_SLOT_THIRD_MOMENT: "third moment", ko.KOPT_SLOT_FOURTH_MOMENT: "previous gradient"}
+OWN = ("rounding moment_format moment_rounding residual_rounding zero_grad moments_only grad_scale clip "
+       "seed").split()  # fields of the options that no other format has
 
 
 def refuse_unless(condition, sentence, *words):
@@ -96,7 +97,7 @@ Class = collections.namedtuple("Class", "make decay group moments debiased")
 ADAM = {1: "exp_avg", 2: "exp_avg_sq"}
 HAT = {1: "beta1", 2: "beta2"}
 ADAN = {1: "exp_avg", 2: "exp_avg_sq", 3: "exp_avg_diff", 4: "prev_grad"}
-L2, DECOUPLED, FULLY = ko.KOPT_L2, ko.KOPT_DECOUPLED, ko.KOPT_FULLY_DECOUPLED
+L2, DECOUPLED, FULLY = ko.KOPT_DECAY_L2, ko.KOPT_DECAY_DECOUPLED, ko.KOPT_DECAY_FULLY_DECOUPLED
 BETAS = "beta1 beta2"
 CLASSES = {
     "torch": {
@@ -129,17 +130,20 @@ REMAINDER = {"transformer_engine": "master_param", "apex": "param"}
 RANGER = ("%s: Ranger converts only right after a synchronization, at a step that is a multiple of %d; this is step "
           "%d")
 FIELD = {"k": "lookahead", "alpha": "lookahead_rate"}
-READ = {ko.KOPT_SGD: "momentum dampening nesterov", ko.KOPT_ADAM: "beta1 beta2 eps amsgrad stable",
-        ko.KOPT_LION: "beta1 beta2 sharpness", ko.KOPT_ADAN: "beta1 beta2 beta3 eps", ko.KOPT_RADAM: "beta1 beta2 eps",
-        ko.KOPT_RANGER: "beta1 beta2 eps lookahead lookahead_rate", ko.KOPT_EMA: "", ko.KOPT_ADAM_ATAN2: ""}
+READ = {ko.KOPT_RULE_SGD: "momentum dampening nesterov", ko.KOPT_RULE_ADAM: "beta1 beta2 eps amsgrad stable",
+        ko.KOPT_RULE_LION: "beta1 beta2 sharpness", ko.KOPT_RULE_ADAN: "beta1 beta2 beta3 eps",
+        ko.KOPT_RULE_RADAM: "beta1 beta2 eps",
+        ko.KOPT_RULE_RANGER: "beta1 beta2 eps lookahead lookahead_rate", ko.KOPT_RULE_EMA: "",
+        ko.KOPT_RULE_ADAM_ATAN2: ""}
 
 
 def slots_of(opt):
     """The moments that the rule has."""
-    if opt.rule == ko.KOPT_SGD:
+    if opt.rule == ko.KOPT_RULE_SGD:
         return [1] if opt.momentum != 0 else []
-    return {ko.KOPT_ADAM: [1, 2, 3] if opt.amsgrad else [1, 2], ko.KOPT_LION: [1], ko.KOPT_ADAN: [1, 2, 3, 4],
-            ko.KOPT_EMA: []}.get(opt.rule, [1, 2])
+    return {ko.KOPT_RULE_ADAM: [1, 2, 3] if opt.amsgrad else [1, 2], ko.KOPT_RULE_LION: [1],
+            ko.KOPT_RULE_ADAN: [1, 2, 3, 4],
+            ko.KOPT_RULE_EMA: []}.get(opt.rule, [1, 2])
 
 
 def squares_of(opt):
@@ -370,8 +374,8 @@ def allocate(opt, tensors):
     """Memory for the tensors of kahan_opt: a list of (weight, state block)."""
     memory = []
     for t in tensors:
-        memory.append((torch.zeros(t.n, dtype=DTYPE[opt.weight_format]),
-                       torch.zeros(ko.kopt_state_size(ko.byref(opt), t.n), dtype=torch.uint8)))
+        memory.append((torch.zeros(t.n, dtype=DTYPE[t.weight_format]),
+                       torch.zeros(ko.kopt_state_size(ko.byref(opt), ko.byref(t)), dtype=torch.uint8)))
         t.weight, t.state, t.state_size = memory[-1][0].data_ptr(), memory[-1][1].data_ptr(), memory[-1][1].numel()
     return memory
 
@@ -389,6 +393,7 @@ def read_kahan_opt(path, names=None):
     while len(found) < count.value:
         t, size = ko.kopt_tensor(), 0
         if offset + HEADER <= len(data):
+            t.weight_format = data[offset + 6] if data[offset + 6] in DTYPE else ko.KOPT_F32
             t.id, t.n, t.first_index = struct.unpack_from("<IQQ", data, offset + 12)
             size = ko.kopt_save_size(ko.byref(opt), ko.byref(t), 1) - empty
         refuse_unless(HEADER <= size <= len(data) - offset, "%s: tensor %d of %d is not complete: the file was "
@@ -406,37 +411,38 @@ def read_kahan_opt(path, names=None):
         refuse_unless(not names or t.id in names, "%s: tensor %d has no name", path, t.id)
         refuse_unless(math.prod(shape) == t.n, "%s: tensor %d has %d elements, but %s has the shape %s", path, t.id,
                       t.n, name, list(shape))
-        one = Tensor(name, t.id, shape, weight)
-        if opt.weight_format != ko.KOPT_F32 and opt.rounding == ko.KOPT_KAHAN:
+        one = Tensor(name, t.id, shape, weight, form=t.weight_format)
+        if t.weight_format != ko.KOPT_F32 and opt.rounding == ko.KOPT_KAHAN:
             one.residual, nothing = torch.empty(t.n), torch.zeros_like(weight).neg()  # -0 + x is x, also if x is -0
             t.weight = nothing.data_ptr()
-            check(ko.kopt_state_read(ko.byref(opt), ko.byref(t), ko.KOPT_WEIGHT, one.residual.data_ptr()), name)
-        elif opt.weight_format != ko.KOPT_F32 and opt.rounding in (ko.KOPT_COMPACT, ko.KOPT_EXACT):
+            check(ko.kopt_state_read(ko.byref(opt), ko.byref(t), ko.KOPT_SLOT_WEIGHT, one.residual.data_ptr()), name)
+        elif t.weight_format != ko.KOPT_F32 and opt.rounding in (ko.KOPT_COMPACT, ko.KOPT_EXACT):
             one.master = torch.empty(t.n)
-            check(ko.kopt_state_read(ko.byref(opt), ko.byref(t), ko.KOPT_WEIGHT, one.master.data_ptr()), name)
+            check(ko.kopt_state_read(ko.byref(opt), ko.byref(t), ko.KOPT_SLOT_WEIGHT, one.master.data_ptr()), name)
         for slot in slots_of(opt):
             one.moments[slot] = torch.empty(t.n)
             check(ko.kopt_state_read(ko.byref(opt), ko.byref(t), slot, one.moments[slot].data_ptr()), name)
         result.append(one)
     refuse_unless(len({t.id for t in result}) == len(result), "%s: two tensors have the same id: they are shards", path)
-    refuse_unless(opt.rule != ko.KOPT_RANGER or opt.step % opt.lookahead == 0, RANGER, path, opt.lookahead, opt.step)
+    refuse_unless(opt.rule != ko.KOPT_RULE_RANGER or opt.step % opt.lookahead == 0, RANGER, path, opt.lookahead,
+                  opt.step)
     return Checkpoint(opt, result, [], {key: getattr(opt, key) for key in OWN})
 
 
 def write_kahan_opt(path, ck, draw=False):
     """draw: the residuals, at random: of weights that have none."""
     opt, count = ck.opt, len(ck.tensors)
-    check(ko.kopt_state_init(ko.byref(opt), ko.byref(ko.kopt_tensor()), None), path)  # the options
+    check(ko.kopt_state_init(ko.byref(opt), None, 0, None), path)  # the options
     ck.tensors.sort(key=lambda t: t.id)
     tensors = (ko.kopt_tensor * count)()
     for t, one in zip(tensors, ck.tensors):
-        t.n, t.id = one.weight.numel(), one.id
+        t.weight_format, t.n, t.id = one.form, one.weight.numel(), one.id
     memory, residuals = allocate(opt, tensors), {}
     for i, (t, one, (weight, _)) in enumerate(zip(tensors, ck.tensors, memory)):
         value = one.value().float()
-        check(ko.kopt_state_init(ko.byref(opt), ko.byref(t), value.data_ptr()), one.name)
+        check(ko.kopt_state_init(ko.byref(opt), ko.byref(t), 1, value.data_ptr()), one.name)
         if (opt.rounding == ko.KOPT_KAHAN and one.master is None and weight.dtype == one.weight.dtype and
-                weight.dtype in SCALE and opt.rule != ko.KOPT_RANGER):
+                weight.dtype in SCALE and opt.rule != ko.KOPT_RULE_RANGER):
             weight.copy_(one.weight)  # both as they are: a sum in fp32 would lose the last bits of the compensation
             if one.residual is not None and not draw:
                 kept = (one.residual * SCALE[weight.dtype]).to(weight.dtype).view(torch.int16)
@@ -445,7 +451,7 @@ def write_kahan_opt(path, ck, draw=False):
             kept = one.value() - one.weight.double() if one.keeps() else torch.zeros(1)
             refuse_unless(bool(((kept == 0) | kept.isnan()).all()), "--residual random: %s has a residual already, "
                           "which is better", one.name)
-            check(ko.kopt_state_dither(ko.byref(opt), ko.byref(t)), "--residual random: " + one.name)
+            check(ko.kopt_state_dither(ko.byref(opt), ko.byref(t), 1), "--residual random: " + one.name)
         for slot in slots_of(opt):
             values = one.moments[slot].contiguous()
             check(ko.kopt_state_write(ko.byref(opt), ko.byref(t), slot, values.data_ptr()),
@@ -541,6 +547,9 @@ def read_peer(path, form, rule="adamw", lr=None, step=None):
     name, group, ids = metadata["optimizer"], json_of(path, metadata, "group"), ids_of(path, metadata)
     count = step_of(path, metadata) if step is None else step
     own = json_of(path, metadata, "kahan_opt", "{}")
+    forms = own.get("weight_format", {})  # by name; files of version 0.2 have one number for all
+    if not isinstance(forms, dict):
+        forms = dict.fromkeys(ids, forms)
     opt, notes, tensors = options_from(form, name, group), [], []
     cls = class_of(form, name)
     if count is None:
@@ -564,7 +573,9 @@ def read_peer(path, form, rule="adamw", lr=None, step=None):
     refuse_unless(len(set(ids.values())) == len(ids), "%s gives two weights the same id", path)
     for key, weight in sorted(weights.items(), key=lambda item: ids[item[0]]):
         refuse_unless(weight.dtype in FORMAT, "%s: %s has the type %s, not fp32, bf16 or fp16", path, key, weight.dtype)
-        one = Tensor(key, ids[key], tuple(weight.shape), weight.reshape(-1))
+        one = Tensor(key, ids[key], tuple(weight.shape), weight.reshape(-1), form=forms.get(key))
+        refuse_unless(one.form is None or one.form in DTYPE, "the metadata have a wrong value: weight_format = %r",
+                      one.form)
         read_states(path, form, cls, opt, one, states[key], states[""], notes)
         tensors.append(one)
     if cls.debiased:
@@ -647,7 +658,8 @@ def write_peer(path, ck, form, weights=None, moments=None):
     """Writes the file; ck.notes gets what it cannot hold."""
     opt, data = ck.opt, {}
     meta = {"format": form, "ids": json.dumps({t.name: t.id for t in ck.tensors}), "step": str(opt.step)}
-    meta["kahan_opt"] = json.dumps({key: getattr(opt, key) for key in OWN})
+    meta["kahan_opt"] = json.dumps(dict({key: getattr(opt, key) for key in OWN},
+                                        weight_format={t.name: t.form for t in ck.tensors if t.form is not None}))
     name = None
     if form != "fp32":
         name = choose_class(form, opt)
@@ -674,7 +686,7 @@ def write_peer(path, ck, form, weights=None, moments=None):
             data["optimizer.%s.%s" % (COMPENSATION[form], one.name)] = rest.to(dtype).reshape(one.shape)
         if name is not None:
             write_moments(data, form, CLASSES[form][name], opt, one, dtype, moments)
-        if opt.rule == ko.KOPT_RANGER:
+        if opt.rule == ko.KOPT_RULE_RANGER:
             data["optimizer.la_param." + one.name] = weight.reshape(one.shape).clone()
         if name == "StableAdamW":
             data["optimizer.eps_sq." + one.name] = torch.tensor(opt.eps ** 2, dtype=dtype)
@@ -853,12 +865,17 @@ def compare(before, after):
     return lines
 
 
+def is_low(ck):
+    """Has any tensor 16-bit weights?"""
+    return any(t.form not in (None, ko.KOPT_F32) for t in ck.tensors)
+
+
 def losses(source, target, before, after):
     """What the target cannot hold or does in another way, in words."""
     a, b, lines = before.opt, after.opt, []
-    low, peer = a.weight_format != ko.KOPT_F32, PEERS.get(target, "")
+    low, peer = is_low(before), PEERS.get(target, "")
     if source == "kahan_opt":
-        stochastic = low and a.rounding in (ko.KOPT_KAHAN, ko.KOPT_COMPACT) and a.compensation_rounding
+        stochastic = low and a.rounding in (ko.KOPT_KAHAN, ko.KOPT_COMPACT) and a.residual_rounding
         small = after.tensors and after.tensors[0].weight.dtype != torch.float32
         narrow = small and (target == "optimi" or a.moment_format in (ko.KOPT_BF16, ko.KOPT_FP16))
         if target in COMPENSATION and small and (stochastic or a.rounding == ko.KOPT_EXACT):
@@ -905,17 +922,16 @@ def choose_formats(ck, rounding=None, weights=None, moments=None, seed=None):
             set_exactly(opt, key, value)
         except (TypeError, ValueError):
             raise Refused("the metadata have a wrong value: %s = %r" % (key, value)) from None
-    refuse_unless(weights is not None or len(types) <= 1, "the weights are %s, but kahan_opt has one format for a "
-                  "list: choose it with --weights, or make a file of each", " and ".join(sorted(map(str, types))))
-    dtype = types.pop() if types else torch.bfloat16
-    if weights is not None:
-        opt.weight_format = weights
-    elif "weight_format" not in ck.chosen:
-        opt.weight_format = ko.KOPT_BF16 if dtype == torch.float32 else FORMAT[dtype]
+    for t in ck.tensors:
+        if weights is not None:
+            t.form = weights
+        elif t.form is None:  # fp32 weights become bf16, unless others are 16-bit weights already
+            t.form = ko.KOPT_BF16 if types == {torch.float32} else FORMAT[t.weight.dtype]
+    dtype = min(types, key=lambda dtype: (dtype == torch.float32, str(dtype)), default=torch.bfloat16)
     if rounding is not None:
         opt.rounding = rounding
     elif "rounding" not in ck.chosen:
-        full = dtype == torch.float32 or any(t.master is not None for t in ck.tensors)
+        full = types == {torch.float32} or any(t.master is not None for t in ck.tensors)
         opt.rounding = ko.KOPT_EXACT if full else ko.KOPT_KAHAN
     if moments is not None:
         opt.moment_format = moments
@@ -948,11 +964,12 @@ def convert(source, target, path, out, names=None, rounding=None, weights=None, 
 
     def write(temporary):
         if target == "kahan_opt":
-            new = dataclasses.replace(before, opt=ko.kopt_optimizer.from_buffer_copy(before.opt))
+            new = dataclasses.replace(before, opt=ko.kopt_optimizer.from_buffer_copy(before.opt),
+                                      tensors=list(map(dataclasses.replace, before.tensors)))
             choose_formats(new, rounding, weights, moments, seed)
             draw = residual == "random"
             refuse_unless(not draw or new.opt.rounding in (ko.KOPT_KAHAN, ko.KOPT_COMPACT, ko.KOPT_EXACT) and
-                          new.opt.weight_format != ko.KOPT_F32, "--residual random: these weights keep no residual")
+                          is_low(new), "--residual random: these weights keep no residual")
             write_kahan_opt(temporary, new, draw)
             after = read_kahan_opt(temporary)
             if draw:
@@ -975,11 +992,11 @@ def inspect(path):
     """What a file holds, as lines."""
     if read_bytes(path)[:4] == b"KSAV":
         ck = read_kahan_opt(path)
-        rules = {value: key for key, value in vars(ko).items() if key in (
-            "KOPT_SGD KOPT_ADAM KOPT_LION KOPT_ADAN KOPT_RADAM KOPT_RANGER KOPT_EMA KOPT_ADAM_ATAN2").split()}
+        rules = {value: key for key, value in vars(ko).items() if key.startswith("KOPT_RULE_")}
         lines = ["kahan_opt: %s, step %d, seed %d, weights %s%s, moments %s" % (
-            rules[ck.opt.rule], ck.opt.step, ck.opt.seed, FORMAT_NAME[ck.opt.weight_format],
-            " " + {v: k for k, v in ROUNDING.items()}[ck.opt.rounding] if ck.opt.weight_format != ko.KOPT_F32 else "",
+            rules[ck.opt.rule], ck.opt.step, ck.opt.seed,
+            " and ".join(FORMAT_NAME[form] for form in sorted({t.form for t in ck.tensors})),
+            " " + {v: k for k, v in ROUNDING.items()}[ck.opt.rounding] if is_low(ck) else "",
             FORMAT_NAME[ck.opt.moment_format])]
         lines.append("  lr %g, weight_decay %g, " % (ck.opt.lr, ck.opt.weight_decay) + ", ".join(
             "%s %g" % (f, getattr(ck.opt, f)) for f in READ[ck.opt.rule].split()))

@@ -519,8 +519,8 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
     kopt_optimizer opt = kopt_adamw(setup->learning_rate);
     const int atan2_arm = setup->atan2 != 0 && index == setup->atan2;
     const double learning_rate = setup->learning_rate * (atan2_arm ? 0.87 : 1);
-    if (atan2_arm) opt.rule = KOPT_ADAM_ATAN2; /* betas and decay stay */
-    opt.weight_format = opt.moment_format = kept;
+    if (atan2_arm) opt.rule = KOPT_RULE_ADAM_ATAN2; /* betas and decay stay */
+    opt.moment_format = kept;
     opt.rounding = arm->rounding;
     opt.moment_rounding = arm->moment_rounding;
     opt.seed = SEED;
@@ -529,35 +529,35 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
     model_make(&m, format);
     kopt_tensor tensors[PARAMETERS];
     uint64_t random = SEED;
-    size_t bytes = 0, parameters = 0;
+    size_t bytes = 0;
     for (int p = 0; p < PARAMETERS; p++) {
-        size_t n = parameter_size(p), state_size = kopt_state_size(&opt, n);
-        float *initial = allocate(n * sizeof *initial);
-        parameter_init(initial, p, &random);
-        void *state = allocate(state_size);
-        tensors[p] = kopt_tensor_of(m.weight[p].stored, m.grad[p].stored, format, n, state, state_size);
-        tensors[p].id = (uint32_t)p;
+        kopt_tensor *t = &tensors[p];
+        *t = kopt_tensor_of(m.weight[p].stored, kept, m.grad[p].stored, format, parameter_size(p), NULL, 0);
         if (arm->master) { /* the step changes the fp32 weights and refreshes the copy that the model sees */
-            tensors[p].weight = allocate(n * sizeof(float));
-            tensors[p].copy = m.weight[p].stored;
-            tensors[p].copy_format = format;
-            bytes += n * sizeof(float);
-            check(kopt_convert(m.weight[p].stored, format, initial, KOPT_F32, n));
+            t->weight = allocate(t->n * sizeof(float));
+            t->copy = m.weight[p].stored;
+            t->copy_format = format;
+            bytes += t->n * sizeof(float);
         }
-        check(kopt_state_init(&opt, &tensors[p], initial));
-        tensor_load(&m.weight[p]);
-        free(initial);
-        bytes += 2 * n * format_bytes(format) + state_size;
-        parameters += n;
+        t->state_size = kopt_state_size(&opt, t);
+        t->state = allocate(t->state_size);
+        bytes += 2 * t->n * format_bytes(format) + t->state_size;
     }
+    const size_t parameters = kopt_list_length(tensors, PARAMETERS);
+    float *initial = allocate(parameters * sizeof *initial), *next = initial; /* one row for all tensors */
+    for (int p = 0; p < PARAMETERS; next += parameter_size(p++)) parameter_init(next, p, &random);
+    check(kopt_list_set_ids(tensors, PARAMETERS, 0));
+    check(kopt_state_init(&opt, tensors, PARAMETERS, initial));
+    for (int p = 0; p < PARAMETERS; p++) tensor_load(&m.weight[p]);
+    free(initial);
 
-    kopt_scaler scaler = kopt_grad_scaler(); /* of the loss, for fp16 */
+    kopt_scaler scaler = kopt_scaler_of(); /* of the loss, for fp16 */
     scaler.interval = SCALE_GROWS;
     double sum = 0.0, final_sum = 0.0;
     for (int step = 1; step <= STEPS; step++) {
         for (size_t b = 0; b < BATCH; b++) model_set_row(&m, b, d, data_sample(d, &random));
         model_forward(&m);
-        double loss = cross_entropy(&m, BATCH, &m.dlogits, format == KOPT_FP16 ? scaler.scale : 1) / BATCH;
+        double loss = cross_entropy(&m, BATCH, &m.dlogits, format == KOPT_FP16 ? (float)scaler.scale : 1) / BATCH;
         model_backward(&m);
 
         opt.lr = learning_rate * 0.5 * (1.0 + cos(3.14159265358979 * (step - 1) / STEPS));

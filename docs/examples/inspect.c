@@ -20,30 +20,32 @@ typedef const unsigned char *bytes;
 
 static uint64_t number(bytes p, int size) { return size == 0 ? 0 : p[0] | number(p + 1, size - 1) << 8; }
 
-static void describe(const kopt_optimizer *o) {
+static const char *const formats[] = {"fp32", "bf16", "fp16", "8-bit"};
+
+/* rounds: there are 16-bit weights. */
+static void describe(const kopt_optimizer *o, int rounds) {
     static const char *const rules[] = {"SGD", "Adam", "Lion", "Adan", "RAdam", "Ranger", "EMA", "Adam-atan2"};
-    static const char *const formats[] = {"fp32", "bf16", "fp16", "8-bit"};
     static const char *const roundings[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
     static const char *const decays[] = {"L2", "decoupled", "fully decoupled"};
     const char *const rule = (size_t)o->rule < sizeof rules / sizeof *rules ? rules[o->rule] : "unknown rule";
-    const int moments = o->rule == KOPT_EMA || (o->rule == KOPT_SGD && o->momentum <= 0) ? 0 : 1;
+    const int moments = o->rule == KOPT_RULE_EMA || (o->rule == KOPT_RULE_SGD && o->momentum <= 0) ? 0 : 1;
     printf("  optimizer  %s%s%s%s, step %lu, seed %llu\n", o->stable ? "Stable" : "", rule,
            o->amsgrad ? " with AMSGrad" : "", o->nesterov ? " with Nesterov momentum" : "", (unsigned long)o->step,
            (unsigned long long)o->seed);
     printf("  settings   lr %g, weight decay %g (%s)", o->lr, o->weight_decay, decays[o->decay_mode]);
-    if (o->rule == KOPT_SGD)
+    if (o->rule == KOPT_RULE_SGD)
         printf(", momentum %g, dampening %g\n", o->momentum, o->dampening);
-    else if (o->rule == KOPT_ADAN)
+    else if (o->rule == KOPT_RULE_ADAN)
         printf(", beta %g %g %g, eps %g\n", o->beta1, o->beta2, o->beta3, o->eps);
     else
         printf(", beta %g %g, eps %g\n", o->beta1, o->beta2, o->eps);
-    printf("  weights    %s", formats[o->weight_format]);
-    if (o->weight_format != KOPT_F32) {
-        printf(", rounding %s", roundings[o->rounding]);
+    if (rounds) {
+        printf("  rounding   %s", roundings[o->rounding]);
         if (o->rounding == KOPT_KAHAN || o->rounding == KOPT_COMPACT)
-            printf(", its residual %s", roundings[o->compensation_rounding]);
+            printf(", its residual %s", roundings[o->residual_rounding]);
+        puts("");
     }
-    printf("\n  moments    %s", moments ? formats[o->moment_format] : "none");
+    printf("  moments    %s", moments ? formats[o->moment_format] : "none");
     if (moments && o->moment_format != KOPT_F32) printf(", rounding %s", roundings[o->moment_rounding]);
     puts("");
 }
@@ -103,13 +105,13 @@ static kopt_result load(kopt_optimizer *opt, kopt_tensor *t, size_t count, bytes
     kopt_result result;
     size_t i;
     for (i = 0; i < count; ++i) {
-        t[i].state_size = kopt_state_size(opt, t[i].n);
-        t[i].weight = room(t[i].n * (opt->weight_format == KOPT_F32 ? 4 : 2));
+        t[i].state_size = kopt_state_size(opt, &t[i]);
+        t[i].weight = room(kopt_format_size(t[i].weight_format, t[i].n));
         t[i].state = room(t[i].state_size);
     }
     result = kopt_load(opt, t, count, p, size);
     for (*finite = 1, i = 0; i < count; ++i) {
-        *finite &= kopt_all_finite(t[i].weight, opt->weight_format, t[i].n);
+        *finite &= kopt_all_finite(t[i].weight, t[i].weight_format, t[i].n);
         free(t[i].weight), free(t[i].state);
     }
     return result;
@@ -130,7 +132,7 @@ static int inspect(bytes p, uint64_t *size) {
         printf("  DAMAGED or CUT OFF within its first %d bytes: %s\n", HEADER, kopt_result_string(result));
         return 0;
     }
-    describe(&opt);
+    describe(&opt, p[6] != KOPT_F32); /* the format of the first tensor whose weights have 16 bits */
     need = number(p + 24, 8);
     count = (size_t)(tensors < there / TENSOR_HEADER ? tensors : there / TENSOR_HEADER);
     t = room(count * sizeof *t), start = room(count * sizeof *start);
@@ -140,9 +142,9 @@ static int inspect(bytes p, uint64_t *size) {
         at += kopt_save_size(&opt, &t[i], 1) - kopt_save_size(&opt, NULL, 0);
         weights += t[i].n;
         if (i < LISTED)
-            printf("  tensor %-4lu id %lu, %lu weights, bytes %llu to %llu\n", (unsigned long)i + 1,
-                   (unsigned long)t[i].id, (unsigned long)t[i].n, (unsigned long long)start[i],
-                   (unsigned long long)at - 1);
+            printf("  tensor %-4lu id %lu, %lu weights in %s, bytes %llu to %llu\n", (unsigned long)i + 1,
+                   (unsigned long)t[i].id, (unsigned long)t[i].n, formats[t[i].weight_format],
+                   (unsigned long long)start[i], (unsigned long long)at - 1);
         if (at > there) break; /* this one is not all there */
     }
     if (i > LISTED) printf("  ... and %lu more\n", (unsigned long)i - LISTED);

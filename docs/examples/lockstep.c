@@ -53,8 +53,8 @@ typedef struct world {
 static void list_of(world *w, kopt_tensor *list) {
     size_t i, element = 0, byte = 0;
     for (i = 0; i < TENSORS; i++) {
-        list[i] = KOPT_TENSOR(&w->opt, w->weight + element, w->grad + element, size_of[i], w->state + byte,
-                              kopt_state_size(&w->opt, size_of[i]));
+        list[i] = KOPT_TENSOR(KOPT_FP16, w->weight + element, w->grad + element, size_of[i], w->state + byte, 0);
+        list[i].state_size = kopt_state_size(&w->opt, &list[i]);
         list[i].id = (uint32_t)i;
         element += size_of[i];
         byte += list[i].state_size;
@@ -73,9 +73,8 @@ static void new_world(world *w) {
     memset(w, 0, sizeof *w);
     w->x[1] = 100, w->y[2] = 50;
     w->opt = kopt_adamw(2e-3);
-    w->opt.weight_format = KOPT_FP16;
     w->opt.zero_grad = 1;
-    w->scaler = kopt_grad_scaler();
+    w->scaler = kopt_scaler_of();
     w->scaler.interval = 20;
     for (i = 0; i < TENSORS; i++) { /* uniform in +-1 / sqrt(inputs), roughly: powers of two are exact */
         const float scale = i == 0 ? 0.25f : 0.0625f;
@@ -83,8 +82,7 @@ static void new_world(world *w) {
             w->acting[element] = scale * ((float)(mix((uint32_t)element + 1) >> 8) / 8388608.0f - 1);
     }
     list_of(w, list);
-    for (i = 0, element = 0; i < TENSORS; element += size_of[i++])
-        check(kopt_state_init(&w->opt, &list[i], w->acting + element) == KOPT_OK, "kopt_state_init");
+    check(kopt_state_init(&w->opt, list, TENSORS, w->acting) == KOPT_OK, "kopt_state_init");
     check(kopt_convert(w->acting, KOPT_F32, w->weight, KOPT_FP16, SIZE) == KOPT_OK, "kopt_convert");
 }
 
@@ -114,8 +112,8 @@ static void do_piece(workers *t, int me, int k) {
     kopt_tensor list[TENSORS];
     kopt_result result;
     list_of(t->w, list);
-    result = t->stepping ? kopt_step_list_range(&t->w->step, list, TENSORS, begin, end)
-                         : kopt_norm_add_grads_range(&t->norm[me], list, TENSORS, begin, end);
+    result = t->stepping ? kopt_step_range(&t->w->step, list, TENSORS, begin, end)
+                         : kopt_norm_add_range(&t->norm[me], list, TENSORS, begin, end);
     if (result != KOPT_OK) t->result[me] = result;
 }
 
@@ -172,7 +170,7 @@ static void slice(workers *t, world *w, int stepping, size_t k, size_t count) {
     int i;
     pthread_mutex_lock(&t->lock);
     t->w = w, t->stepping = stepping, t->begin = SIZE * k / count, t->end = SIZE * (k + 1) / count;
-    for (i = 0; i < t->threads; i++) t->norm[i] = (kopt_norm){{0}, 0}, t->result[i] = KOPT_OK;
+    for (i = 0; i < t->threads; i++) t->norm[i] = (kopt_norm){0}, t->result[i] = KOPT_OK;
     t->next = t->finished = 0;
     if (t->threads > 1) pthread_cond_broadcast(&t->go);
     do_pieces(t, 0);
@@ -276,12 +274,12 @@ static void simulate(workers *team, world *w, const uint32_t input[2], uint32_t 
 
     start = seconds();
     if (phase < LEARN) {
-        learn(w, &t, input[0], w->scaler.scale / (float)LEARN);
+        learn(w, &t, input[0], (float)w->scaler.scale / (float)LEARN);
     } else if (phase < LEARN + NORM) {
         if (phase == LEARN) memset(&w->norm, 0, sizeof w->norm);
         slice(team, w, 0, phase - LEARN, NORM);
         if (phase + 1 == LEARN + NORM) {
-            check(kopt_scaler_begin(&w->scaler, &w->opt, &w->norm, 1, &w->step, &w->skipped) == KOPT_OK,
+            check(kopt_scaler_begin(&w->scaler, &w->step, &w->opt, 1, &w->norm, 1, &w->skipped) == KOPT_OK,
                   "kopt_scaler_begin");
             if (w->skipped) memset(w->grad, 0, sizeof w->grad); /* a step sets it to zero by itself */
         }
@@ -321,8 +319,8 @@ static void take_image(world *w) {
     check(kopt_save(&w->opt, list, TENSORS, image, image_size) == KOPT_OK, "kopt_save");
 }
 
-static uint32_t word_of(float x) {
-    uint32_t bits;
+static uint64_t bits_of(double x) {
+    uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
@@ -342,7 +340,7 @@ static uint32_t hash_world(world *w) {
     h = hash(h, w->frame);
     for (i = 0; i < 3; i++) h = hash(h, w->last[i] + 256 * ((uint64_t)w->x[i] + 256 * (uint64_t)w->y[i]));
     h = hash(h, w->early + ((uint64_t)w->late << 32));
-    h = hash(h, word_of(w->scaler.scale) + ((uint64_t)w->scaler.good << 32));
+    h = hash(hash(h, bits_of(w->scaler.scale)), w->scaler.good);
     h = hash(h, w->norm.nonfinite);
     for (i = 0; i < 20; i++) h = hash(h, w->norm.digit[i]);
     for (i = 0; i < SIZE; i++) h = hash(h, w->grad[i]);
@@ -367,6 +365,13 @@ static uint32_t get32(void) {
     return x;
 }
 
+static void put64(uint64_t x) { put32((uint32_t)x), put32((uint32_t)(x >> 32)); }
+
+static uint64_t get64(void) {
+    const uint64_t low = get32();
+    return low | (uint64_t)get32() << 32;
+}
+
 static unsigned char get_move(void) {
     const uint32_t x = get32();
     check(x < MOVES, "a move does not exist");
@@ -379,27 +384,27 @@ static void put_world(world *w) {
     put32(w->frame);
     for (i = 0; i < 3; i++) put32((uint32_t)w->x[i]), put32((uint32_t)w->y[i]), put32(w->last[i]);
     put32(w->early), put32(w->late);
-    put32(word_of(w->scaler.scale)), put32(w->scaler.good), put32(w->scaler.bad);
-    put32((uint32_t)w->norm.nonfinite);
-    for (i = 0; i < 20; i++) put32((uint32_t)w->norm.digit[i]), put32((uint32_t)(w->norm.digit[i] >> 32));
+    put64(bits_of(w->scaler.scale)), put32(w->scaler.good), put32(w->scaler.bad);
+    put64(w->norm.nonfinite);
+    for (i = 0; i < 20; i++) put64(w->norm.digit[i]);
     take_image(w);
     check(fwrite(image, 1, image_size, out) == image_size, "the other client is gone");
 }
 
 static void get_world(world *w) {
     kopt_tensor list[TENSORS];
-    uint32_t bits;
+    uint64_t bits;
     int i;
     new_world(w);
     w->frame = get32();
     for (i = 0; i < 3; i++)
         w->x[i] = (int32_t)(get32() & 255), w->y[i] = (int32_t)(get32() & 255), w->last[i] = get_move();
     w->early = get32(), w->late = get32();
-    bits = get32();
+    bits = get64();
     memcpy(&w->scaler.scale, &bits, sizeof bits);
     w->scaler.good = get32(), w->scaler.bad = get32();
-    w->norm.nonfinite = get32();
-    for (i = 0; i < 20; i++) w->norm.digit[i] = get32(), w->norm.digit[i] |= (uint64_t)get32() << 32;
+    w->norm.nonfinite = get64();
+    for (i = 0; i < 20; i++) w->norm.digit[i] = get64();
     take_image(w); /* for its size */
     check(fread(image, 1, image_size, in) == image_size, "a snapshot is cut off");
     list_of(w, list);
@@ -541,7 +546,7 @@ static int client(int id, int threads, kopt_isa isa, uint32_t frames, double hz)
     uint32_t f;
     double start;
     in = stdin, out = stdout;
-    check(isa == KOPT_ISA_COUNT || kopt_isa_force(isa) == KOPT_OK, "this machine does not have the instruction set");
+    check(kopt_isa_force(isa) == KOPT_OK, "this machine does not have the instruction set");
     new_team(&me.team, threads);
     me.id = id, me.frames = frames;
     new_world(&me.w);
@@ -599,7 +604,7 @@ static int both(uint32_t frames, double hz) {
         if (child > 0) continue;
         check(dup2(pipes[id][0], 0) == 0 && dup2(pipes[!id][1], 1) == 1, "no pipe");
         close(pipes[0][0]), close(pipes[0][1]), close(pipes[1][0]), close(pipes[1][1]);
-        exit(client(id, id == 0 ? 4 : 1, id == 0 ? KOPT_ISA_COUNT : slow, frames, hz));
+        exit(client(id, id == 0 ? 4 : 1, id == 0 ? KOPT_ISA_AUTO : slow, frames, hz));
     }
     close(pipes[0][0]), close(pipes[0][1]), close(pipes[1][0]), close(pipes[1][1]);
     for (id = 0; id < 2; id++) failed |= wait(&status) < 0 || status != 0;
@@ -626,10 +631,12 @@ static double hz_of(const char *text) {
 }
 
 static kopt_isa isa_of(const char *name) { /* a name of kopt_isa_name(), or "best" */
-    int isa = 0;
-    while (isa < KOPT_ISA_COUNT && strcmp(name, kopt_isa_name((kopt_isa)isa)) != 0) isa++;
-    check(isa < KOPT_ISA_COUNT || strcmp(name, "best") == 0, "ISA is an instruction set, or best");
-    return (kopt_isa)isa;
+    int isa;
+    if (strcmp(name, "best") == 0) return KOPT_ISA_AUTO;
+    for (isa = 0; strcmp(kopt_isa_name((kopt_isa)isa), "unknown") != 0; isa++)
+        if (strcmp(name, kopt_isa_name((kopt_isa)isa)) == 0) return (kopt_isa)isa;
+    check(0, "ISA is an instruction set, or best");
+    return KOPT_ISA_AUTO;
 }
 
 int main(int count, char **words) {

@@ -2,9 +2,9 @@
 
        cc -O2 -fopenmp -o openmp docs/examples/openmp.c && ./openmp
 
-   Tensors below 65,536 weights, 50 us of work, are stepped by the caller alone: to begin and end a parallel loop takes
-   1 us at best, and milliseconds where other programs use the cores. Chunks are multiples of 256 elements: whole cache
-   lines of aligned arrays, whole blocks of 8-bit moments. Exit status 1 if a bit differs from one thread's. */
+   Below 65,536 weights, 50 us of work, the caller steps them alone: to begin and end a parallel loop takes 1 us at
+   best, and milliseconds where other programs use the cores. Chunks may end anywhere, also within a tensor. Exit
+   status 1 if a bit differs from one thread's. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
 
@@ -18,18 +18,19 @@
 
 enum { WORTH_IT = 65536, CHUNK = 16384 };
 
-static int step_parallel(kopt_optimizer *opt, const kopt_tensor *t) {
-    const ptrdiff_t chunks = (ptrdiff_t)((t->n + CHUNK - 1) / CHUNK); /* OpenMP 2 counts in signed integers only */
+static int step_parallel(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
+    const size_t n = kopt_list_length(tensors, count);
+    const ptrdiff_t chunks = (ptrdiff_t)((n + CHUNK - 1) / CHUNK); /* OpenMP 2 counts in signed integers only */
     kopt_step step;
     ptrdiff_t i;
     int failed = 0;
-    if (kopt_step_begin(opt, &step) != KOPT_OK) return 1;
+    if (kopt_step_begin(&step, opt) != KOPT_OK) return 1;
 #ifdef _OPENMP
-#pragma omp parallel for schedule(static) reduction(| : failed) if (t->n >= WORTH_IT)
+#pragma omp parallel for schedule(static) reduction(| : failed) if (n >= WORTH_IT)
 #endif
     for (i = 0; i < chunks; ++i) {
-        const size_t begin = (size_t)i * CHUNK, end = t->n - begin < CHUNK ? t->n : begin + CHUNK;
-        failed |= kopt_step_range(&step, t, begin, end) != KOPT_OK;
+        const size_t begin = (size_t)i * CHUNK, end = n - begin < CHUNK ? n : begin + CHUNK;
+        failed |= kopt_step_range(&step, tensors, count, begin, end) != KOPT_OK;
     }
     return failed;
 }
@@ -47,16 +48,16 @@ static double now(void) /* seconds; without OpenMP there is one thread, and its 
    thread. w: n weights, their state block behind them. */
 static double train(int parallel, size_t n, kopt_bf16 *w, kopt_bf16 *g, double *waited) {
     kopt_optimizer opt = kopt_adamw(1e-3);
-    kopt_tensor t = KOPT_TENSOR(&opt, w, g, n, w + n, KOPT_STATE_BYTES(n, 6));
+    kopt_tensor t = KOPT_TENSOR(KOPT_BF16, w, g, n, w + n, KOPT_STATE_BYTES(n, 6));
     double least = 1e9, all = 0, begin, us;
     clock_t used;
     size_t i;
     for (i = 0; i < n; ++i) w[i] = g[i] = kopt_bf16_from_f32((float)(i % 1999 + 1) / 2000);
-    if (kopt_state_init(&opt, &t, NULL) != KOPT_OK) exit(2);
+    if (kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK) exit(2);
     used = clock();
     for (i = 0; i < 10; ++i) {
         begin = now();
-        if (parallel ? step_parallel(&opt, &t) : kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) exit(2);
+        if (parallel ? step_parallel(&opt, &t, 1) : kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) exit(2);
         us = (now() - begin) * 1e6;
         all += us;
         if (us < least) least = us;

@@ -1,9 +1,9 @@
-/* threads.c - threads of your own share the step of one tensor: each calls kopt_step_range() on elements of its own.
+/* threads.c - threads of your own share a step: each calls kopt_step_range() on elements of its own.
 
        cc -O2 -pthread -o threads docs/examples/threads.c && ./threads [THREADS]
 
-   Shares begin at multiples of 256 elements: whole cache lines of aligned arrays, whole blocks of 8-bit moments. Random
-   bits come from an element's index, so slicing changes nothing: exit status 1 if a bit differs. */
+   Shares may end anywhere, also within a tensor. Random bits come from an element's index, so slicing changes nothing:
+   exit status 1 if a bit differs. */
 #define _POSIX_C_SOURCE 200112L
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
@@ -19,26 +19,26 @@ enum { N = 4000001, STEPS = 20, MOST = 64 };
 typedef struct share {
     pthread_t thread;
     const kopt_step *step;
-    const kopt_tensor *t;
-    size_t begin, end;
+    const kopt_tensor *tensors;
+    size_t count, begin, end;
     kopt_result result;
 } share;
 
 static void *work(void *argument) {
     share *s = argument;
-    s->result = kopt_step_range(s->step, s->t, s->begin, s->end);
+    s->result = kopt_step_range(s->step, s->tensors, s->count, s->begin, s->end);
     return NULL;
 }
 
-static int step_shared(kopt_optimizer *opt, const kopt_tensor *t, size_t threads) {
+static int step_shared(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, size_t threads) {
+    const size_t n = kopt_list_length(tensors, count);
     share s[MOST];
     kopt_step step;
     size_t i, done = 0;
-    if (kopt_step_begin(opt, &step) != KOPT_OK) return 1;
+    if (kopt_step_begin(&step, opt) != KOPT_OK) return 1;
     for (i = 0; i < threads; ++i) {
-        s[i].step = &step, s[i].t = t;
-        s[i].begin = t->n / 256 * i / threads * 256;
-        s[i].end = i + 1 == threads ? t->n : t->n / 256 * (i + 1) / threads * 256;
+        s[i].step = &step, s[i].tensors = tensors, s[i].count = count;
+        s[i].begin = n * i / threads, s[i].end = n * (i + 1) / threads;
         if (i > 0 && pthread_create(&s[i].thread, NULL, work, &s[i]) != 0) exit(2); /* a pool of threads costs less */
     }
     work(&s[0]); /* the first share is this thread's */
@@ -51,17 +51,17 @@ static int step_shared(kopt_optimizer *opt, const kopt_tensor *t, size_t threads
    w: the weights; their state block is behind them. */
 static double train(size_t threads, kopt_bf16 *w, kopt_bf16 *g, double *waited) {
     kopt_optimizer opt = kopt_adamw(1e-3);
-    kopt_tensor t = KOPT_TENSOR(&opt, w, g, N, w + N, KOPT_STATE_BYTES(N, 6));
+    kopt_tensor t = KOPT_TENSOR(KOPT_BF16, w, g, N, w + N, KOPT_STATE_BYTES(N, 6));
     struct timespec a, b;
     double ms, least = 1e9, all = 0;
     clock_t used;
     int i;
     for (i = 0; i < N; ++i) w[i] = g[i] = kopt_bf16_from_f32((float)(i % 1999 + 1) / 2000);
-    if (kopt_state_init(&opt, &t, NULL) != KOPT_OK) exit(2);
+    if (kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK) exit(2);
     used = clock();
     for (i = 0; i < STEPS; ++i) {
         clock_gettime(CLOCK_MONOTONIC, &a);
-        if (threads > 1 ? step_shared(&opt, &t, threads) : kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) exit(2);
+        if (threads > 1 ? step_shared(&opt, &t, 1, threads) : kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) exit(2);
         clock_gettime(CLOCK_MONOTONIC, &b);
         ms = (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) * 1e-6;
         all += ms;

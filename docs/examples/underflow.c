@@ -36,41 +36,40 @@ static double loss(const fit *f) {
 }
 
 /* The backward pass of scale * loss, its results stored in fp16. */
-static void evaluate(void *user, float scale) {
+static void evaluate(void *user, double scale) {
     fit *f = (fit *)user;
     int i, j;
     for (j = 0; j < INPUTS; ++j) {
         float g = 0;
-        for (i = 0; i < POINTS; ++i) g += scale * 2 * error(f, i) * input(i, j) / POINTS;
+        for (i = 0; i < POINTS; ++i) g += (float)scale * 2 * error(f, i) * input(i, j) / POINTS;
         f->grad[j] = kopt_fp16_from_f32(g);
         f->zeros += f->grad[j] == 0 || f->grad[j] == 0x8000;
         f->overflows += (f->grad[j] & 0x7C00) == 0x7C00;
     }
 }
 
-static double train(float scale, int steps) {
+static double train(double scale, int steps) {
     static fit f; /* all weights 0 */
     kopt_optimizer opt = kopt_adam(1e-5);
     kopt_tensor t;
-    kopt_scaler scaler = kopt_grad_scaler();
+    kopt_scaler scaler = kopt_scaler_of();
     kopt_closure closure = {evaluate, NULL, &f};
     static const fit none;
     double before;
     int i, skipped, skips = 0;
     f = none;
-    opt.weight_format = KOPT_FP16;
     opt.eps = 1e-15; /* the default 1e-8 is as large as these gradients */
     scaler.scale = scale;
     scaler.interval = scale > 1 ? 20 : 4000000000u; /* 1 and no growth: no loss scale */
-    t = KOPT_TENSOR(&opt, f.weight, f.grad, INPUTS, f.state, sizeof f.state);
-    if (kopt_state_init(&opt, &t, NULL) != KOPT_OK) return -1;
+    t = KOPT_TENSOR(KOPT_FP16, f.weight, f.grad, INPUTS, f.state, sizeof f.state);
+    if (kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK) return -1;
     before = loss(&f);
     for (i = 0; i < steps; ++i) {
         if (kopt_scaler_step(&scaler, &opt, &t, 1, 0, &closure, &skipped) != KOPT_OK) return -1;
         skips += skipped;
     }
     printf("%-22s %3d %%  %9d  %11.2g  %10.2e  %10.2e\n", scale > 1 ? "dynamic, from 65536" : "none",
-           100 * f.zeros / (steps * INPUTS), skips, (double)scaler.scale, before, loss(&f));
+           100 * f.zeros / (steps * INPUTS), skips, scaler.scale, before, loss(&f));
     return loss(&f) / before;
 }
 

@@ -38,7 +38,6 @@ static kopt_format code = KOPT_F32;    /* of gradients on the wire; F32: no --co
 
 static kopt_optimizer make_optimizer(void) {
     kopt_optimizer opt = kopt_adamw(RATE);
-    opt.weight_format = format;
     opt.seed = SEED;
     opt.grad_scale = 1.0 / MICRO_BATCHES; /* the mean of the micro-batches */
     if (small) opt.rounding = KOPT_COMPACT, opt.moment_format = KOPT_Q8;
@@ -46,7 +45,7 @@ static kopt_optimizer make_optimizer(void) {
 }
 
 static kopt_scaler make_scaler(void) {
-    kopt_scaler scaler = kopt_grad_scaler();
+    kopt_scaler scaler = kopt_scaler_of();
     scaler.interval = 10;                                                       /* soon: the run is short */
     if (!fp16) scaler.scale = scaler.minimum = 1, scaler.interval = UINT32_MAX; /* only skips what is not finite */
     return scaler;
@@ -151,8 +150,7 @@ static size_t chunk_count(int k) { return (tensor_size(k) + CHUNK - 1) / CHUNK; 
 
 static kopt_tensor chunk_of(int k, size_t c) {
     const size_t first = c * CHUNK, left = tensor_size(k) - first;
-    kopt_tensor t = {0};
-    t.n = left < CHUNK ? left : CHUNK;
+    kopt_tensor t = kopt_tensor_of(NULL, format, NULL, KOPT_F32, left < CHUNK ? left : CHUNK, NULL, 0);
     t.id = (uint32_t)k;
     t.first_index = first;
     return t;
@@ -192,8 +190,8 @@ static void make_chunks(void) {
             kopt_tensor *t = &chunks[i++];
             *t = chunk_of(k, at / CHUNK);
             t->weight = weight[k] + at;
-            t->grad = sum[k] + (at - begin); /* fp32 */
-            t->state_size = kopt_state_size(&opt, t->n);
+            t->grad = sum[k] + (at - begin);
+            t->state_size = kopt_state_size(&opt, t);
             t->state = allocate(SHARE, t->state_size);
         }
         for (int m = rank; m < MICRO_BATCHES && code != format; m += ranks)
@@ -206,7 +204,7 @@ static void initialize_weights(void) {
     for (size_t i = 0; i < chunks_here; ++i) {
         const kopt_tensor *t = &chunks[i];
         for (size_t j = 0; j < t->n; ++j) initial[j] = initial_weight((int)t->id, t->first_index + j);
-        check(kopt_state_init(&opt, t, initial), "kopt_state_init");
+        check(kopt_state_init(&opt, t, 1, initial), "kopt_state_init");
     }
 }
 
@@ -226,8 +224,8 @@ static double bytes_received; /* from other ranks */
 static void make_exchange(void) {
     size_t largest = 0, share = 0;
     for (int k = 0; k < LAYERS; ++k) {
-        const size_t whole = kopt_compressed_size(code, tensor_size(k));
-        const size_t mine = kopt_compressed_size(code, shard_size(k, rank));
+        const size_t whole = kopt_format_size(code, tensor_size(k));
+        const size_t mine = kopt_format_size(code, shard_size(k, rank));
         if (whole > INT_MAX || mine > INT_MAX / (size_t)ranks) fail("tensor %d is too large for one call of MPI", k);
         if (whole > largest) largest = whole;
         if (mine > share) share = mine;
@@ -251,13 +249,12 @@ static void start_exchange(int k, int round) {
         c.id = (uint32_t)(micro_batch * LAYERS + k);
         c.step = batch; /* it has been called once per batch */
         from = exchange[k % 2].code;
-        check(kopt_compress(&c, exchange[k % 2].code, kopt_compressed_size(code, c.n), grad[k], format),
-              "kopt_compress");
+        check(kopt_compress(&c, exchange[k % 2].code, kopt_format_size(code, c.n), grad[k], format), "kopt_compress");
     }
     for (int r = 0; r < ranks; ++r) {
-        const size_t mine = kopt_compressed_size(code, shard_size(k, rank));
-        exchange[k % 2].send_count[r] = sends ? (int)kopt_compressed_size(code, shard_size(k, r)) : 0;
-        exchange[k % 2].send_place[r] = (int)kopt_compressed_size(code, cut(k, r, 0));
+        const size_t mine = kopt_format_size(code, shard_size(k, rank));
+        exchange[k % 2].send_count[r] = sends ? (int)kopt_format_size(code, shard_size(k, r)) : 0;
+        exchange[k % 2].send_place[r] = (int)kopt_format_size(code, cut(k, r, 0));
         exchange[k % 2].receive_count[r] = round + r < MICRO_BATCHES ? (int)mine : 0;
         exchange[k % 2].receive_place[r] = (int)mine * r;
         if (r != rank) bytes_received += exchange[k % 2].receive_count[r];
@@ -268,7 +265,7 @@ static void start_exchange(int k, int round) {
 }
 
 static void finish_exchange(int k, int round) {
-    const size_t n = shard_size(k, rank), bytes = kopt_compressed_size(code, n);
+    const size_t n = shard_size(k, rank), bytes = kopt_format_size(code, n);
     MPI_Wait(&exchange[k % 2].request, MPI_STATUS_IGNORE);
     for (int r = 0; r < ranks && round + r < MICRO_BATCHES; ++r)
         check(kopt_decompress_add(sum[k], KOPT_F32, exchange[k % 2].received + bytes * (size_t)r, bytes, code, n, 1),
@@ -281,7 +278,7 @@ static double compute_gradients(void) {
     for (int k = 0; k < LAYERS; ++k) memset(sum[k], 0, shard_size(k, rank) * sizeof *sum[k]);
     for (int round = 0; round < MICRO_BATCHES; round += ranks) {
         const int m = round + rank, computes = m < MICRO_BATCHES;
-        if (computes) loss[m] = forward(weight, (uint64_t)batch * MICRO_BATCHES + (uint64_t)m, scaler.scale);
+        if (computes) loss[m] = forward(weight, (uint64_t)batch * MICRO_BATCHES + (uint64_t)m, (float)scaler.scale);
         for (int k = LAYERS; k-- > 0;) {
             if (computes) backward(k, weight[k], grad[k]);
             start_exchange(k, round);
@@ -319,17 +316,18 @@ static void start_gather(int k) {
 /* The norm needs the gradients of all tensors, so no step begins before the last exchange. It is an exact sum: its
    words are the same in any order. Then the weights of tensor k are on their way while k + 1 is stepped. */
 static void step_shards(void) {
-    kopt_norm norm = {{0}, 0};
+    kopt_norm norm = {0};
     kopt_step step;
     int skipped;
     for (int k = 0; k < LAYERS; ++k) check(kopt_norm_add(&norm, sum[k], KOPT_F32, shard_size(k, rank)), "kopt_norm");
     MPI_Allreduce(MPI_IN_PLACE, &norm, sizeof norm / sizeof(uint64_t), MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-    check(kopt_scaler_begin(&scaler, &opt, &norm, MAX_NORM, &step, &skipped), "kopt_scaler_begin");
+    check(kopt_scaler_begin(&scaler, &step, &opt, 1, &norm, MAX_NORM, &skipped), "kopt_scaler_begin");
     skips += (uint32_t)skipped;
     if (skipped) return; /* on all ranks: all have the same norm */
-    size_t i = 0;
-    for (int k = 0; k < LAYERS; ++k) {
-        for (; i < chunks_here && chunks[i].id == (uint32_t)k; ++i) check(kopt_step_run(&step, &chunks[i]), "a step");
+    size_t first = 0, end = 0;
+    for (int k = 0; k < LAYERS; ++k, first = end) {
+        while (end < chunks_here && chunks[end].id == (uint32_t)k) ++end;
+        check(kopt_step_run(&step, chunks + first, end - first), "a step");
         start_gather(k);
     }
     MPI_Waitall(LAYERS, gathering, MPI_STATUSES_IGNORE);
@@ -369,6 +367,7 @@ static off_t for_each_image(int file, image_function *function) {
         for (int k = 0; k < LAYERS; ++k)
             for (size_t c = 0; c < chunk_count(k); ++c) {
                 kopt_tensor t = chunk_of(k, c);
+                t.weight_format = KOPT_BF16;
                 t.id = (uint32_t)(m * LAYERS + k);
                 if (m % ranks == rank) {
                     t.weight = residual[m][k] + t.first_index;
@@ -444,10 +443,10 @@ static void write_header(char *text) {
     memset(text, '\n', HEADER);
     write_options(text, HEADER);
     const size_t at = strlen(text);
-    text[at + (size_t)snprintf(text + at, HEADER - at, "batch %u skips %u step %u scale %.9g good %u bad %u size %jd\n",
-                               (unsigned)batch, (unsigned)skips, (unsigned)opt.step, (double)scaler.scale,
-                               (unsigned)scaler.good, (unsigned)scaler.bad,
-                               (intmax_t)for_each_image(-1, no_function))] = '\n';
+    text[at + (size_t)snprintf(text + at, HEADER - at,
+                               "batch %u skips %u step %u scale %.17g good %u bad %u size %jd\n", (unsigned)batch,
+                               (unsigned)skips, (unsigned)opt.step, scaler.scale, (unsigned)scaler.good,
+                               (unsigned)scaler.bad, (intmax_t)for_each_image(-1, no_function))] = '\n';
     snprintf(text + HEADER - 17, 17, "%016" PRIx64, hash(HASH_OF_NOTHING, text, HEADER - 17));
     text[HEADER - 1] = '\n';
 }
@@ -465,8 +464,8 @@ static void read_header(char *text) {
     if (strncmp(text, options, strlen(options)) != 0)
         fail("%s was made with other options:\n%.*sthis run:\n%s", file_name, (int)strcspn(text + 8, "\n") + 1,
              text + 8, options + 8);
-    if (sscanf(text + strlen(options), "batch %u skips %u step %u scale %f good %u bad %u size %jd", &batches, &skipped,
-               &steps, &scaler.scale, &good, &bad, &size) != 7 ||
+    if (sscanf(text + strlen(options), "batch %u skips %u step %u scale %lf good %u bad %u size %jd", &batches,
+               &skipped, &steps, &scaler.scale, &good, &bad, &size) != 7 ||
         size != (intmax_t)for_each_image(-1, no_function))
         fail("%s: its header is of another version of zero1", file_name);
     batch = batches, skips = skipped, opt.step = steps, scaler.good = good, scaler.bad = bad;
@@ -564,7 +563,7 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--compress") == 0 && strcmp(value, "q8") == 0)
             code = KOPT_Q8, ++i;
         else if (strcmp(argv[i], "--compress") == 0 && strcmp(value, "sign") == 0)
-            code = KOPT_SIGN, ++i;
+            code = KOPT_Q1, ++i;
         else if (strcmp(argv[i], "--compress") == 0 && strcmp(value, "bf16") == 0)
             code = KOPT_BF16, ++i;
         else

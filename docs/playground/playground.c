@@ -177,11 +177,11 @@ kopt_result reset(void) {
         Arm *arm = &arms[a];
         const kopt_format format = a == FP32 ? KOPT_F32 : KOPT_BF16;
         arm->opt = kopt_adamw(1e-3);
-        arm->opt.weight_format = arm->opt.moment_format = format;
+        arm->opt.moment_format = format;
         arm->opt.rounding = rounding[a];
-        arm->tensor = kopt_tensor_of(arm->weight, arm->grad, format, PARAMETERS, arm->state,
-                                     kopt_state_size(&arm->opt, PARAMETERS));
-        result = kopt_state_init(&arm->opt, &arm->tensor, weight);
+        arm->tensor = kopt_tensor_of(arm->weight, format, arm->grad, format, PARAMETERS, arm->state, 0);
+        arm->tensor.state_size = kopt_state_size(&arm->opt, &arm->tensor);
+        result = kopt_state_init(&arm->opt, &arm->tensor, 1, weight);
     }
     return result;
 }
@@ -200,7 +200,7 @@ void set(double lr, double weight_decay, double beta2) {
 double train(int a, int steps) {
     if (a < 0 || a >= ARMS || steps < 1) return -1;
     Arm *arm = &arms[a];
-    const kopt_format format = arm->opt.weight_format;
+    const kopt_format format = arm->tensor.weight_format;
     double sum = 0;
     for (int s = 0; s < steps; s++) {
         float loss[BATCH];
@@ -226,8 +226,8 @@ static uint64_t fnv1a(uint64_t hash, const void *p, size_t size) {
 uint64_t hash(int a) {
     if (a < 0 || a >= ARMS) return 0;
     const Arm *arm = &arms[a];
-    const size_t size = arm->opt.weight_format == KOPT_F32 ? 4 : 2;
-    const uint64_t weights = fnv1a(0xCBF29CE484222325u, arm->weight, size * PARAMETERS);
+    const size_t size = kopt_format_size(arm->tensor.weight_format, PARAMETERS);
+    const uint64_t weights = fnv1a(0xCBF29CE484222325u, arm->weight, size);
     return fnv1a(weights, arm->state, arm->tensor.state_size);
 }
 
@@ -243,7 +243,7 @@ const unsigned char *map(int a) {
     static unsigned char pixel[SIDE * SIDE];
     float *x = activation[0], odds[BATCH];
     if (a < 0 || a >= ARMS ||
-        kopt_convert(weight, KOPT_F32, arms[a].weight, arms[a].opt.weight_format, PARAMETERS) != KOPT_OK)
+        kopt_convert(weight, KOPT_F32, arms[a].weight, arms[a].tensor.weight_format, PARAMETERS) != KOPT_OK)
         return NULL;
     for (int p = 0; p < SIDE * SIDE; p += BATCH) { /* a row is three batches */
         for (int i = 0; i < BATCH; i++) {

@@ -41,19 +41,19 @@ typedef struct rule_row {
 
 /* These, and all numbers of the steps below, are exact in binary32. */
 static const rule_row rules[] = {
-    {"sgd", KOPT_SGD, KOPT_L2, 0, 0, 0, 3.0 / 256, 5.0 / 512, 0, 0, 0},
-    {"momentum", KOPT_SGD, KOPT_L2, 0, 0, 0, 3.0 / 256, 0, 13.0 / 16, 0.25, 0},
-    {"nesterov", KOPT_SGD, KOPT_DECOUPLED, 1, 0, 0, 3.0 / 256, 5.0 / 512, 13.0 / 16, 0, 0},
-    {"adam", KOPT_ADAM, KOPT_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-    {"adamw", KOPT_ADAM, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-    {"fully", KOPT_ADAM, KOPT_FULLY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-    {"amsgrad", KOPT_ADAM, KOPT_DECOUPLED, 0, 1, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-    {"stable", KOPT_ADAM, KOPT_DECOUPLED, 0, 0, 1, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-    {"lion", KOPT_LION, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-    {"adan", KOPT_ADAN, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
-    {"radam", KOPT_RADAM, KOPT_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
-    {"ranger", KOPT_RANGER, KOPT_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
-    {"ema", KOPT_EMA, KOPT_L2, 0, 0, 0, 3.0 / 256, 0, 0, 0, 0},
+    {"sgd", KOPT_RULE_SGD, KOPT_DECAY_L2, 0, 0, 0, 3.0 / 256, 5.0 / 512, 0, 0, 0},
+    {"momentum", KOPT_RULE_SGD, KOPT_DECAY_L2, 0, 0, 0, 3.0 / 256, 0, 13.0 / 16, 0.25, 0},
+    {"nesterov", KOPT_RULE_SGD, KOPT_DECAY_DECOUPLED, 1, 0, 0, 3.0 / 256, 5.0 / 512, 13.0 / 16, 0, 0},
+    {"adam", KOPT_RULE_ADAM, KOPT_DECAY_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"adamw", KOPT_RULE_ADAM, KOPT_DECAY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"fully", KOPT_RULE_ADAM, KOPT_DECAY_FULLY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"amsgrad", KOPT_RULE_ADAM, KOPT_DECAY_DECOUPLED, 0, 1, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"stable", KOPT_RULE_ADAM, KOPT_DECAY_DECOUPLED, 0, 0, 1, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"lion", KOPT_RULE_LION, KOPT_DECAY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"adan", KOPT_RULE_ADAN, KOPT_DECAY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 0},
+    {"radam", KOPT_RULE_RADAM, KOPT_DECAY_L2, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
+    {"ranger", KOPT_RULE_RANGER, KOPT_DECAY_DECOUPLED, 0, 0, 0, 3.0 / 4096, 5.0 / 512, 0, 0, 4},
+    {"ema", KOPT_RULE_EMA, KOPT_DECAY_L2, 0, 0, 0, 3.0 / 256, 0, 0, 0, 0},
 };
 
 typedef struct store_row {
@@ -506,9 +506,9 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     kopt_optimizer *o = &w.opt;
     o->made_ = made.made_;
     o->rule = rule->rule;
-    o->weight_format = store->format;
+    w.t.weight_format = store->format;
     o->rounding = store->rounding;
-    o->compensation_rounding = store->compensation;
+    o->residual_rounding = store->compensation;
     o->moment_format = moment->format;
     o->moment_rounding = moment->rounding;
     o->decay_mode = rule->decay;
@@ -533,12 +533,14 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
 }
 
 /* The rules that divide by the root of a mean of squares. */
-static int divides(void) { return w.opt.rule != KOPT_SGD && w.opt.rule != KOPT_LION && w.opt.rule != KOPT_EMA; }
+static int divides(void) {
+    return w.opt.rule != KOPT_RULE_SGD && w.opt.rule != KOPT_RULE_LION && w.opt.rule != KOPT_RULE_EMA;
+}
 
 /* Weights and updates in the middle of a format, at its smallest numbers, or at its largest if the rule gets there. */
 enum { ORDINARY, TINY, HUGE_, ANY };
 
-static int reaches_huge(void) { return w.opt.rule == KOPT_SGD || w.opt.rule == KOPT_EMA; }
+static int reaches_huge(void) { return w.opt.rule == KOPT_RULE_SGD || w.opt.rule == KOPT_RULE_EMA; }
 
 /* The options that no table has, drawn. */
 static void draw_options(int size) {
@@ -555,18 +557,18 @@ static void draw_options(int size) {
     if (size == ANY) size = (f >> 16 & 3u) == 0 ? TINY : (f >> 16 & 3u) == 1 ? HUGE_ : ORDINARY;
     w.tiny = size == TINY;
     w.huge = size == HUGE_ && reaches_huge();
-    if (w.tiny && divides() && w.opt.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 1048576;
-    if ((f >> 18 & 3u) == 0) w.t.rate_scale = w.opt.stable ? 0.5f : 0.75f;
-    if (w.tiny && w.opt.rule == KOPT_LION) /* 2^-14, 2^-118 */
-        w.t.rate_scale = float_of(w.opt.weight_format == KOPT_FP16 ? 0x38800000u : 0x04800000u);
+    if (w.tiny && divides() && w.t.weight_format != KOPT_FP16) w.opt.grad_scale = 1.0 / 1048576;
+    if ((f >> 18 & 3u) == 0) w.t.rate_scale = w.opt.stable ? 0.5 : 0.75;
+    if (w.tiny && w.opt.rule == KOPT_RULE_LION) /* 2^-14, 2^-118 */
+        w.t.rate_scale = 1 / (w.t.weight_format == KOPT_FP16 ? 16384.0 : 332306998946228968225951765070086144.0);
     w.opt.moments_only = (f >> 20 & 7u) == 0;
     w.counts.wanted = w.counts.still = w.counts.stuck = 0;
     if ((f >> 23 & 3u) == 0) w.t.counts = &w.counts;
-    if (w.opt.rule == KOPT_EMA) w.opt.maximize = w.opt.zero_grad = w.opt.moments_only = 0;
+    if (w.opt.rule == KOPT_RULE_EMA) w.opt.maximize = w.opt.zero_grad = w.opt.moments_only = 0;
 }
 
 static void fill_weights(byte *array, kopt_format format, int n) {
-    const int fp16 = w.opt.weight_format == KOPT_FP16;
+    const int fp16 = w.t.weight_format == KOPT_FP16;
     if (w.tiny)
         fill(array, format, n, fp16 ? 95 : 1, fp16 ? 24 : 6);
     else if (w.huge)
@@ -576,7 +578,7 @@ static void fill_weights(byte *array, kopt_format format, int n) {
 }
 
 static void fill_grad(int n) {
-    const int fp16 = w.opt.weight_format == KOPT_FP16;
+    const int fp16 = w.t.weight_format == KOPT_FP16;
     if (w.tiny)
         fill(w.grad, w.t.grad_format, n, !fp16 ? 4 : divides() ? 82 : 100, fp16 ? 24 : 8);
     else if (w.huge)
@@ -587,12 +589,14 @@ static void fill_grad(int n) {
 
 /* Four arrays in a row, each at any address. */
 static void place(kopt_format grad_format, int n, uint32_t offsets) {
-    const int width = width_of(w.opt.weight_format);
+    const kopt_format format = w.t.weight_format;
+    const int width = width_of(format);
     w.weight = (byte *)pool_words + (offsets & 3u);
     w.grad = w.weight + n * width + (offsets >> 2 & 3u);
     w.block = w.grad + n * width_of(grad_format) + (offsets >> 4 & 3u);
-    w.copy = w.block + kopt_state_size(&w.opt, (size_t)n);
-    w.t = kopt_tensor_of(w.weight, w.grad, grad_format, (size_t)n, w.block, kopt_state_size(&w.opt, (size_t)n));
+    w.t = kopt_tensor_of(w.weight, format, w.grad, grad_format, (size_t)n, w.block, 0);
+    w.t.state_size = kopt_state_size(&w.opt, &w.t);
+    w.copy = w.block + w.t.state_size;
 }
 
 /* One step: in one call (0), in three ranges (1), by begin and run (2). */
@@ -600,26 +604,26 @@ static void step(int how) {
     const int n = (int)w.t.n, q8 = w.opt.moment_format == KOPT_Q8; /* 8-bit moments are cut between blocks of 256 */
     const int first = q8 ? 0 : 3, cut = q8 ? n - n % 256 : n - 17;
     kopt_step s;
-    hash_number((uint32_t)kopt_step_begin(&w.opt, &s), 1);
+    hash_number((uint32_t)kopt_step_begin(&s, &w.opt), 1);
     if (how == 1) {
         if (w.opt.stable) { /* a range cannot measure the whole */
             clear(&norm);
-            hash_number((uint32_t)kopt_stable_measure(&s, &w.t, (size_t)first, (size_t)n, &norm), 1);
-            hash_number((uint32_t)kopt_stable_measure(&s, &w.t, 0, (size_t)first, &norm), 1);
-            w.t.stable_scale = kopt_stable_scale(&norm, (uint64_t)n);
+            hash_number((uint32_t)kopt_norm_add_stable(&norm, &s, &w.t, (size_t)first, (size_t)n), 1);
+            hash_number((uint32_t)kopt_norm_add_stable(&norm, &s, &w.t, 0, (size_t)first), 1);
+            w.t.stable_scale = kopt_norm_stable_scale(&norm, (uint64_t)n);
         }
-        hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)cut, (size_t)n), 1);
-        hash_number((uint32_t)kopt_step_range(&s, &w.t, 0, (size_t)first), 1);
-        hash_number((uint32_t)kopt_step_range(&s, &w.t, (size_t)first, (size_t)cut), 1);
+        hash_number((uint32_t)kopt_step_range(&s, &w.t, 1, (size_t)cut, (size_t)n), 1);
+        hash_number((uint32_t)kopt_step_range(&s, &w.t, 1, 0, (size_t)first), 1);
+        hash_number((uint32_t)kopt_step_range(&s, &w.t, 1, (size_t)first, (size_t)cut), 1);
         w.t.stable_scale = 0;
     } else if (how == 0) {
         w.opt.step--;
         hash_number((uint32_t)kopt_optimizer_step(&w.opt, &w.t, 1), 1);
     } else {
-        hash_number((uint32_t)kopt_step_run(&s, &w.t), 1);
+        hash_number((uint32_t)kopt_step_run(&s, &w.t, 1), 1);
     }
     hash_array(w.grad, width_of(w.t.grad_format), n);
-    hash_array(w.weight, width_of(w.opt.weight_format), n);
+    hash_array(w.weight, width_of(w.t.weight_format), n);
     if (w.t.copy != NULL && !w.opt.moments_only) hash_numbers(w.copy, w.t.copy_format, n);
     hash_number((uint32_t)w.counts.wanted, 4);
     hash_number((uint32_t)w.counts.still, 4);
@@ -645,7 +649,7 @@ static void probe_steps(int rule, int store) {
         place(grad_format, SMALL, draw() >> 8);
         draw_options(ANY);
         fill_weights((byte *)numbers, KOPT_F32, SMALL);
-        hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
+        hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, 1, numbers), 1);
         for (i = 0; i < 3; i++) {
             fill_grad(SMALL);
             step(i);
@@ -687,7 +691,7 @@ static void probe_long(int rule) {
             w.t.counts = NULL;
             w.opt.moments_only = 0;
             fill_weights(w.weight, format, LONG);
-            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);
+            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, 1, NULL), 1);
             if (stores[s].rounding == KOPT_COMPACT) fill_bits(residual_of(), 1, LONG);
             if (stores[s].rounding == KOPT_EXACT) fill_bits(residual_of(), 2, LONG);
             for (i = 1; i < 3; i++) {
@@ -705,14 +709,29 @@ static void hash_double(double x) {
     hash_number(*(const byte *)&one ? high : low, 4);
 }
 
+/* Hashes a double above 0 that is a float, as that float. A conversion would flush what is subnormal as a float, in a
+   program that was linked with -Ofast. */
+static void hash_double_as_float(double x) {
+    const int first = *(const byte *)&one;
+    uint32_t low = get((const byte *)&x, 4, 0), high = low, shift;
+    if (sizeof x > 4) {
+        high = get((const byte *)&x, 4, first), low = get((const byte *)&x, 4, !first);
+        shift = high >> 20 < 897 ? 897 - (high >> 20) : 0; /* 897: the exponent of the smallest normal float */
+        high = high >> 20 < 874 ? 0
+                                : ((high & 0xFFFFFu) << 3 | low >> 29 | (shift ? 0x800000u : 0)) >> shift |
+                                      (shift ? 0 : ((high >> 20) - 896) << 23);
+    }
+    hash_number(high, 4);
+}
+
 /* The exact norm of gradients and what is made of it. Sums of arrays, merged; values clipped. */
 static void hash_norm(void) {
+    const double scales[] = {kopt_norm_stable_scale(&norm, 1), kopt_norm_stable_scale(&norm, 276),
+                             kopt_norm_stable_scale(&norm, wide(1000, 1))};
     int i;
     for (i = 0; i < 20; i++) hash_number((uint32_t)norm.digit[i], 4), hash_number((uint32_t)(norm.digit[i] >> 32), 4);
     hash_number((uint32_t)norm.nonfinite, 4);
-    hash_float(kopt_stable_scale(&norm, 1));
-    hash_float(kopt_stable_scale(&norm, 276));
-    hash_float(kopt_stable_scale(&norm, wide(1000, 1)));
+    for (i = 0; i < 3; i++) hash_double_as_float(scales[i]);
 }
 
 /* With `how` 1 the doubles that only a program with 64-bit doubles sees. */
@@ -735,7 +754,7 @@ static void add_norms(int how) {
                 hash_numbers(array, formats[f], n);
             } else {
                 hash_double(kopt_norm_value(&norm));
-                hash_double(kopt_clip_coefficient(&norm, 1.25, k & 4 ? -0.125 : 1));
+                hash_double(norm.nonfinite != 0 ? 0 : kopt_norm_clip(&norm, 1.25, k & 4 ? -0.125 : 1)); /* else NaN */
             }
         }
 }
@@ -751,17 +770,17 @@ static void probe_norm(void) {
    steps, of ordinary gradients and of any numbers; 276 are a block and a part of one. */
 static void probe_compress(int c) {
     static const char *const names[] = {"bf16", "fp16", "q8", "sign"};
-    const kopt_format code = c < 2 ? formats[c + 1] : c == 2 ? KOPT_Q8 : KOPT_SIGN;
+    const kopt_format code = c < 2 ? formats[c + 1] : c == 2 ? KOPT_Q8 : KOPT_Q1;
     int how, k, i, step;
     begin_group("compress", names[c]);
     for (how = 0; how < 2; how++)
         for (k = 0; k < 9; k++) {
             const kopt_format f = formats[k % 3], g = formats[(k / 3 + how) % 3];
-            const int n = k == 4 ? LONG : 9 + k, feedback = !(code == KOPT_SIGN && how == 1) && k != 8;
+            const int n = k == 4 ? LONG : 9 + k, feedback = !(code == KOPT_Q1 && how == 1) && k != 8;
             const uint32_t high = draw() & 0x7FFFFFFFu, low = draw();
             byte *const grad = (byte *)pool_words + k % 4, *const sum = grad + n * width_of(f) + 1;
             byte *const residual = sum + n * width_of(g) + 1, *const out = residual + n * width_of(g);
-            const size_t size = kopt_compressed_size(code, (size_t)n);
+            const size_t size = kopt_format_size(code, (size_t)n);
             kopt_compressor x = kopt_compressor_of(code, feedback ? residual : NULL, (size_t)n);
             x.rounding = how == 1 ? KOPT_STOCHASTIC : KOPT_NEAREST;
             x.residual_format = g;
@@ -863,7 +882,7 @@ static void probe_state(void) {
             place(KOPT_F32, SMALL, draw() >> 8);
             draw_options(ANY);
             fill_numbers(m & 1);
-            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, numbers), 1);
+            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, 1, numbers), 1);
             hash_array(w.weight, width_of(stores[s].format), SMALL);
             hash_state();
             found = hash_streams();
@@ -881,7 +900,8 @@ static void probe_state(void) {
                 array = fill_bits(array, width_of(moments[m].format), SMALL);
                 if (moments[m].format == KOPT_Q8) array = fill_bits(array, 4, 1);
             }
-            if (rule->rule == KOPT_RANGER) fill_bits(fill_bits(array, width_of(stores[s].format), SMALL), kept, SMALL);
+            if (rule->rule == KOPT_RULE_RANGER)
+                fill_bits(fill_bits(array, width_of(stores[s].format), SMALL), kept, SMALL);
             hash_streams();
             w.opt.step = rule->before;
             fill_grad(SMALL);
@@ -895,30 +915,48 @@ static void probe_state(void) {
     end_group();
 }
 
+/* What is behind a kopt_step: kopt_begun_ of the implementation, which may be in another file. */
+typedef struct scalars {
+    uint32_t kind[12];
+    float grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3, extrapolation, third_scale, rate;
+    float undecayed_rate, root_scale, eps;
+    uint32_t step;
+    uint64_t seed;
+    float sharpness, slow_scale;
+} scalars;
+
+static void read_scalars(scalars *s, const kopt_step *step) { /* no memcpy: there may be no libc */
+    const volatile byte *from = (const volatile byte *)step;
+    size_t i;
+    for (i = 0; i < sizeof *s; i++) ((volatile byte *)s)[i] = from[i];
+}
+
 /* The per-step scalars. */
 static void hash_scalars(kopt_optimizer *o) {
     static const uint32_t steps[] = {1, 2, 3, 10, 100, 1000, 12345, 1000000, 0xFFFFFFFFu};
-    static kopt_step s; /* zero where the build refuses the rule */
+    static kopt_step step; /* zero where the build refuses the rule */
+    scalars s;
     int i;
     for (i = 0; i < COUNT(steps); i++) {
         o->step = steps[i] - 1;
-        hash_number((uint32_t)kopt_step_begin(o, &s), 1);
+        hash_number((uint32_t)kopt_step_begin(&step, o), 1);
+        read_scalars(&s, &step);
         hash_number(s.step, 4);
         hash_float(s.grad_scale), hash_float(s.l2), hash_float(s.weight_decay), hash_float(s.rate);
-        if (o->rule == KOPT_EMA) continue; /* and from here on what the rule reads */
+        if (o->rule == KOPT_RULE_EMA) continue; /* and from here on what the rule reads */
         hash_float(s.beta1), hash_float(s.gain1);
-        if (o->rule == KOPT_SGD || o->rule == KOPT_ADAN) hash_float(s.extrapolation);
-        if (o->rule == KOPT_SGD) continue;
-        if (o->rule == KOPT_ADAN)
+        if (o->rule == KOPT_RULE_SGD || o->rule == KOPT_RULE_ADAN) hash_float(s.extrapolation);
+        if (o->rule == KOPT_RULE_SGD) continue;
+        if (o->rule == KOPT_RULE_ADAN)
             hash_float(s.beta3), hash_float(s.gain3); /* of the second moment first */
         else
             hash_float(s.beta2), hash_float(s.gain2);
-        if (o->rule == KOPT_LION) continue;
-        hash_number((uint32_t)s.unrectified, 1), hash_number((uint32_t)s.sync, 1);
-        if (!s.unrectified) hash_float(s.root_scale);
+        if (o->rule == KOPT_RULE_LION) continue;
+        hash_number((uint32_t)s.kind[9], 1), hash_number((uint32_t)s.kind[10], 1);
+        if (!s.kind[9]) hash_float(s.root_scale);
         hash_float(s.eps);
-        if (o->rule == KOPT_ADAN) hash_float(s.beta2), hash_float(s.gain2), hash_float(s.third_scale);
-        if (o->rule == KOPT_RANGER) hash_float(s.slow_scale);
+        if (o->rule == KOPT_RULE_ADAN) hash_float(s.beta2), hash_float(s.gain2), hash_float(s.third_scale);
+        if (o->rule == KOPT_RULE_RANGER) hash_float(s.slow_scale);
     }
 }
 
@@ -929,8 +967,8 @@ static void probe_exact_scalars(void) { /* all of these are exact in binary32 */
     begin_group("scalars-exact", "");
     for (i = 0; i < 32; i++) {
         w.opt = kopt_adamw(0);
-        w.opt.rule = i & 1 ? KOPT_ADAN : i & 2 ? KOPT_RANGER : KOPT_ADAM;
-        w.opt.decay_mode = i & 4 ? KOPT_DECOUPLED : KOPT_FULLY_DECOUPLED;
+        w.opt.rule = i & 1 ? KOPT_RULE_ADAN : i & 2 ? KOPT_RULE_RANGER : KOPT_RULE_ADAM;
+        w.opt.decay_mode = i & 4 ? KOPT_DECAY_DECOUPLED : KOPT_DECAY_FULLY_DECOUPLED;
         w.opt.lr = fraction();
         w.opt.max_lr = fraction() + 1;
         w.opt.weight_decay = fraction();
@@ -961,7 +999,7 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
     w.opt.maximize = 1;
     hash_scalars(&w.opt);
     w.opt.dampening = tenth;
-    w.opt.decay_mode = KOPT_DECOUPLED;
+    w.opt.decay_mode = KOPT_DECAY_DECOUPLED;
     hash_scalars(&w.opt);
     w.opt = kopt_adam(thousandth);
     hash_scalars(&w.opt);
@@ -969,7 +1007,7 @@ static void probe_scalars(void) { /* from ordinary decimal numbers */
     w.opt.beta2 = nineteen_20ths;
     hash_scalars(&w.opt);
     w.opt = kopt_adamw(thousandth);
-    w.opt.decay_mode = KOPT_FULLY_DECOUPLED;
+    w.opt.decay_mode = KOPT_DECAY_FULLY_DECOUPLED;
     w.opt.max_lr = seven_1e3ths;
     hash_scalars(&w.opt);
     w.opt = kopt_lion(ten_thousandth);
@@ -1027,7 +1065,7 @@ int main(int count, char **arguments) {
     int i, isa;
     for (i = 1; i < count; i++) {
         if (strcmp(arguments[i], "isas") == 0) {
-            for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
+            for (isa = 0; strcmp(kopt_isa_name((kopt_isa)isa), "unknown") != 0; isa++)
                 if (kopt_isa_usable((kopt_isa)isa)) puts(kopt_isa_name((kopt_isa)isa));
             return 0;
         }
@@ -1047,9 +1085,9 @@ int main(int count, char **arguments) {
             direction = ZERO, flush = 1;
             continue;
         }
-        for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
+        for (isa = 0; strcmp(kopt_isa_name((kopt_isa)isa), "unknown") != 0; isa++)
             if (strcmp(arguments[i], kopt_isa_name((kopt_isa)isa)) == 0) break;
-        if (isa == KOPT_ISA_COUNT || kopt_isa_force((kopt_isa)isa) != KOPT_OK) {
+        if (strcmp(kopt_isa_name((kopt_isa)isa), "unknown") == 0 || kopt_isa_force((kopt_isa)isa) != KOPT_OK) {
             fprintf(stderr, "probe: %s is not usable here\n", arguments[i]);
             return 77;
         }

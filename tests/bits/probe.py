@@ -570,7 +570,7 @@ def quantise(x, is_square, r):
 
 # ---- Compressed gradients and reductions (sections 12 and 13) -------------------------------------------------------
 
-SIGN = 4
+Q1 = 4
 
 
 class Compressor:
@@ -1125,7 +1125,7 @@ def hash_scalars(group, rule, **fields):
             number("momentum")
             continue
         if rule.rule == ADAN:
-            number("beta2", "beta3", "one_minus_beta3")                   # kopt_step calls them momentum, beta2
+            number("beta2", "beta3", "one_minus_beta3")                   # kopt_begun_: extrapolation, beta3, gain3
         else:
             number("beta2", "one_minus_beta2")
         if rule.rule == LION:
@@ -1136,7 +1136,7 @@ def hash_scalars(group, rule, **fields):
             number("root_scale")
         number("eps")
         if rule.rule == ADAN:
-            number("beta2", "one_minus_beta2", "mix")                     # kopt_step: beta3
+            number("beta2", "one_minus_beta2", "mix")                     # kopt_begun_: beta2, gain2, third_scale
         elif rule.rule == RANGER:
             number("mix")
 
@@ -1182,7 +1182,7 @@ def probe_compress(code, name):
             first = high << 32 | low if code in (BF16, FP16) else (high << 32 if k & 1 else 0) | low & 0xFFFFFF00
             c = Compressor(code, how == 1, low << 32 | high, low, first)
             c.residual_format, c.residual_stochastic = g, not k & 1
-            if not (code == SIGN and how == 1) and k != 8:
+            if not (code == Q1 and how == 1) and k != 8:
                 c.residual = np.zeros(n, np.int64)
             group.rarity = 0xFFFFFF if k & 1 else 31
             sum_ = group.fill(g, n, 100, 30)
@@ -1249,7 +1249,7 @@ def main():
     probe_norm()
     probe_state()
     probe_exact_scalars()
-    for code, name in ((BF16, "bf16"), (FP16, "fp16"), (Q8, "q8"), (SIGN, "sign")):
+    for code, name in ((BF16, "bf16"), (FP16, "fp16"), (Q8, "q8"), (Q1, "sign")):
         probe_compress(code, name)
     probe_reduce()
     probe_scalars()

@@ -164,9 +164,9 @@ static void compare_functions(void) {
         }
     }
     for (i = 0; i < MANY; i++) from[i] = (kopt_bf16)(i * 7);
-    for (f = KOPT_EXP; f <= KOPT_GELU_TANH_SLOPE; f++)
+    for (f = KOPT_FN_EXP; f <= KOPT_GELU_TANH_SLOPE; f++)
         for (k = 1; k < 3; k++) {
-            hash_number((uint32_t)kopt_map((kopt_function)f, to, from, formats[k], MANY), 1);
+            hash_number((uint32_t)kopt_map(to, from, formats[k], MANY, (kopt_function)f), 1);
             hash_array((const byte *)to, 2, MANY);
         }
     for (k = 0; k < 3; k++) {
@@ -178,9 +178,10 @@ static void compare_functions(void) {
     w.counts.wanted = w.counts.still = w.counts.stuck = 0;
     for (i = 0; i < 2; i++) {
         w.opt = i == 0 ? kopt_adam_atan2(1.0 / 256) : kopt_smooth_lion(1.0 / 256, 8);
+        w.t.weight_format = KOPT_BF16;
         place(KOPT_F32, LONG, 0);
         fill(w.weight, KOPT_BF16, LONG, 118, 12);
-        hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, NULL), 1);
+        hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, 1, NULL), 1);
         for (k = 0; k < 3; k++) {
             fill(w.grad, KOPT_F32, LONG, 105, 24);
             step(k);
@@ -229,22 +230,17 @@ static void compare_groups(void) {
 
 static void laid_out_otherwise(const char *structs, kopt_result result) {
     printf("FAILED: %s is laid out otherwise in the implementation (%s)\n        Compile both files with the same "
-           "enums (-fshort-enums), packing (-fpack-struct, #pragma pack).\n",
+           "enums (-fshort-enums) and the same copy of kahan_opt.h.\n",
            structs, kopt_result_string(result));
     failures++;
 }
 
 static void check_layout(void) {
-    enum { ROOM = 1024, FEW = 37 };
+    enum { FEW = 37 };
     const byte *const h = saved + BEFORE;
-    static union {
-        kopt_step step;
-        byte bytes[ROOM];
-        uint64_t align;
-    } drawn[2];
+    static kopt_step step;
     kopt_tensor t;
-    int k, end = 0;
-    kopt_result result = KOPT_OK;
+    kopt_result result;
     printf("int %lu, enum %lu, size_t %lu, pointer %lu, double %lu bytes; %s-endian\n", (unsigned long)sizeof(int),
            (unsigned long)sizeof(kopt_rule), (unsigned long)sizeof(size_t), (unsigned long)sizeof(void *),
            (unsigned long)sizeof(double), *(const byte *)&one ? "little" : "big");
@@ -254,10 +250,7 @@ static void check_layout(void) {
     printf("\nkopt_tensor %lu bytes:", (unsigned long)sizeof(kopt_tensor));
     SHOW(kopt_tensor, n), SHOW(kopt_tensor, state_size), SHOW(kopt_tensor, id), SHOW(kopt_tensor, first_index);
     SHOW(kopt_tensor, counts);
-    printf("\nkopt_step %lu bytes:", (unsigned long)sizeof(kopt_step));
-    SHOW(kopt_step, moment_count), SHOW(kopt_step, rate), SHOW(kopt_step, eps), SHOW(kopt_step, step),
-        SHOW(kopt_step, seed);
-    printf("\n");
+    printf("\nkopt_step %lu bytes\n", (unsigned long)sizeof(kopt_step));
     if (sizeof(kopt_rule) != sizeof(int))
         puts("note: enums are not int here (-fshort-enums?): every file that includes kahan_opt.h must be compiled so");
     if (sizeof(float) != 4 || word_of(1.5f) != 0x3FC00000u) fail("float is not IEEE binary32 here");
@@ -271,19 +264,11 @@ static void check_layout(void) {
         return;
     }
 
-    /* A step that begins twice, over two patterns: what it has written differs from one of them. */
     set_optimizer(&rules[4], &stores[3], &moments[1]);
-    memset(&drawn[0], 0x00, sizeof drawn[0]), memset(&drawn[1], 0xFF, sizeof drawn[1]);
-    for (k = 0; k < 2 && result == KOPT_OK; k++) {
-        w.opt.step = 0x01020304u, w.opt.seed = wide(0x05060708u, 0x090A0B0Cu);
-        result = kopt_step_begin(&w.opt, &drawn[k].step);
-    }
-    for (k = 0; k < ROOM; k++)
-        if (drawn[0].bytes[k] != 0x00 || drawn[1].bytes[k] != 0xFF) end = k + 1;
-    if (result != KOPT_OK || w.opt.step != 0x01020305u || drawn[0].step.step != 0x01020305u ||
-        drawn[0].step.seed != w.opt.seed || drawn[0].step.rule != KOPT_ADAM || drawn[0].step.moment_count != 2 ||
-        end > (int)sizeof(kopt_step)) {
-        laid_out_otherwise("kopt_optimizer or kopt_step", result);
+    w.opt.step = 0x01020304u, w.opt.seed = wide(0x05060708u, 0x090A0B0Cu);
+    result = kopt_step_begin(&step, &w.opt); /* KOPT_ERROR_VERSION if the sizes of the two structs differ */
+    if (result != KOPT_OK || w.opt.step != 0x01020305u) {
+        laid_out_otherwise("kopt_optimizer or kopt_tensor", result);
         return;
     }
     /* The header of a tensor in a checkpoint is written from both structs. */
@@ -292,9 +277,9 @@ static void check_layout(void) {
     t.id = 0x11121314u, t.first_index = 0x15161718u;
     w.opt.step = 0x01020304u;
     fill(w.weight, KOPT_BF16, FEW, 118, 12);
-    result = kopt_state_init(&w.opt, &t, NULL);
+    result = kopt_state_init(&w.opt, &t, 1, NULL);
     if (result == KOPT_OK) result = kopt_save(&w.opt, &t, 1, saved, sizeof saved);
-    if (result != KOPT_OK || memcmp(h, "KOPT", 4) != 0 || h[5] != KOPT_ADAM || h[6] != KOPT_BF16 ||
+    if (result != KOPT_OK || memcmp(h, "KOPT", 4) != 0 || h[5] != KOPT_RULE_ADAM || h[6] != KOPT_BF16 ||
         (h[7] & 15) != KOPT_KAHAN || h[8] != KOPT_BF16 || h[12] != 0x14 || h[16] != FEW || h[24] != 0x18 ||
         h[32] != 0x0C || h[40] != 0x04) {
         laid_out_otherwise("kopt_optimizer or kopt_tensor", result);
@@ -339,6 +324,8 @@ static void (*volatile paint_below)(void) = paint;
 static int (*volatile used_below)(void) = used;
 #endif
 
+static int is_isa(int isa) { return strcmp(kopt_isa_name((kopt_isa)isa), "unknown") != 0; }
+
 static void (*volatile groups_below)(void) = compare_groups; /* through pointers, or they share the caller's frame */
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
@@ -358,14 +345,14 @@ int main(void) {
     if (failures == 0) {
         best = kopt_isa_current();
         printf("instruction sets:");
-        for (isa = 0; isa < KOPT_ISA_COUNT; isa++)
+        for (isa = 0; is_isa(isa); isa++)
             if (kopt_isa_usable((kopt_isa)isa)) printf(" %s", kopt_isa_name((kopt_isa)isa));
         printf("\nfloating-point environment at the start: %s\n", name_of(before));
         if (before != 0)
             puts("note: it is not the default: the program is linked with -Ofast, -ffast-math or "
                  "-funsafe-math-optimizations\n      (crtfastmath.o). The library does not mind; one-element updates "
                  "and your own code run in it.");
-        for (isa = 0; isa < KOPT_ISA_COUNT; isa++) {
+        for (isa = 0; is_isa(isa); isa++) {
             if (kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
             isa_name = kopt_isa_name((kopt_isa)isa);
             said = 0;

@@ -73,7 +73,7 @@ static int misleads(const unsigned char *bytes, size_t size) {
     const uint64_t end = r.batches;
     uint32_t crc = 0;
     uint64_t stored = 0, step;
-    float scale;
+    double scale;
     int i;
     put(path, bytes, size);
     memset(weight, 0xFF, sizeof weight);
@@ -170,14 +170,14 @@ int main(int argc, char **argv) {
                                           16,
                                           255,
                                           0x7f800000,
-                                          0x7fc00000,
-                                          0x3f800000,
                                           0xffffffff,
+                                          UINT64_C(0x380) << 52,
+                                          UINT64_C(0x7e3) << 52,
                                           UINT64_C(0x7ff) << 52,
                                           UINT64_C(0x3ff) << 52,
                                           UINT64_C(1) << 63,
                                           UINT64_MAX};
-        static const unsigned char own[] = {8, 8, 4, 4, 8, 8, 4, 4, 4, 4}; /* the magic to scaler.bad */
+        static const unsigned char own[] = {8, 8, 8, 8, 8, 8, 4, 4, 4, 4}; /* the magic to scaler.bad */
         size_t at = 0, inner = 0, field, v, tried = 0;
         for (i = 0; i + 4 < size; ++i)
             if (memcmp(newest + i, "KSAV", 4) == 0) inner = i;

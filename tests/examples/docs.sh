@@ -204,8 +204,8 @@ static void fresh(void)
     size_t i;
     for (i = 0; i < N; ++i) initial[i] = 1;
     opt = kopt_adamw(1e-3);
-    t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
-    if (kopt_state_init(&opt, &t, initial) != KOPT_OK) puts("no state");
+    t = KOPT_TENSOR(KOPT_BF16, weight, grad, N, state, sizeof state);
+    if (kopt_state_init(&opt, &t, 1, initial) != KOPT_OK) puts("no state");
     backward();
 }
 TEXT

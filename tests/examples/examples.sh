@@ -50,13 +50,17 @@ sh build.sh examples languages >$out/log 2>&1
 report $? "languages: those whose compilers are here find the sizes and offsets of the header, and print the same bits"
 sed 's/^/# /' $out/log
 if command -v luajit >/dev/null; then
-    sed 's/bytes\[200\]/bytes[208]/' docs/examples/languages/train.lua >$out/wrong.lua
+    sed 's/reserved_\[7\]/reserved_[8]/' docs/examples/languages/train.lua >$out/wrong.lua
     ! luajit $out/wrong.lua build/examples/languages/libkahan_opt.so >$out/log 2>&1 &&
-        grep -q 'kopt_optimizer has another size' $out/log
+        grep -q 'other sizes of structs' $out/log
     report $? "languages: a binding with a wrong size refuses to go on"
+    sed 's/lr, max_lr, weight_decay,/lr, weight_decay, max_lr,/' docs/examples/languages/train.lua >$out/wrong.lua
+    ! luajit $out/wrong.lua build/examples/languages/libkahan_opt.so >$out/log 2>&1 &&
+        grep -q 'kopt_optimizer.weight_decay: double is elsewhere' $out/log
+    report $? "languages: so does one with a wrong offset"
 fi
 python3 docs/examples/python/bindings.py --sizes kahan_opt.h >$out/log 2>&1 &&
-    grep -q '^ *[0-9]*  *sizeof kopt_tensor$' $out/log && grep -q '^ *0 + 4  *kopt_optimizer.rule: kopt_rule$' $out/log
+    grep -q '^ *[0-9]*  *sizeof kopt_tensor$' $out/log && grep -q '^ *4 + 4  *kopt_optimizer.rule: kopt_rule$' $out/log
 report $? "bindings.py --sizes prints sizes and offsets"
 
 rm -f $out/run*
@@ -65,9 +69,10 @@ CC="${CC:-cc} -DKAHAN_OPT_NO_SIMD" sh build.sh examples checkpoint.c $out/run 8 
 report $? "build.sh examples NAME builds an example and runs it with the words after NAME"
 
 ${CC:-cc} $warnings -O2 -o $out/inspect docs/examples/inspect.c >$out/log 2>&1 && $out/inspect $out/run >$out/log &&
-    grep -q 'optimizer  Adam, step 2,' $out/log && grep -q 'bf16, rounding Kahan' $out/log &&
+    grep -q 'optimizer  Adam, step 2,' $out/log && grep -q 'rounding   Kahan, its residual stochastic$' $out/log &&
+    grep -q 'tensor 2    id 1, 16 weights in bf16, ' $out/log &&
     grep -q 'whole: 4 tensors, 97 weights, 1220 bytes, the right checksum; all weights are finite' $out/log
-report $? "inspect: a whole checkpoint, in words, after 508 bytes of the program's own"
+report $? "inspect: a whole checkpoint, in words, after 516 bytes of the program's own"
 flip() { # flip BYTE BIT: of a copy of the checkpoint
     cp $out/run $out/flipped
     byte=$(od -An -tu1 -j "$1" -N 1 $out/run)
@@ -75,8 +80,8 @@ flip() { # flip BYTE BIT: of a copy of the checkpoint
     $out/inspect $out/flipped >$out/log
 }
 wrong=''
-for place in '550 3 42, in the header' '690 0 182, in tensor 1' '1400 7 892, in tensor 2' '1710 5 1202, in tensor 4' \
-    '1725 2 1217, in the checksum itself'; do
+for place in '558 3 42, in the header' '698 0 182, in tensor 1' '1408 7 892, in tensor 2' '1718 5 1202, in tensor 4' \
+    '1733 2 1217, in the checksum itself'; do
     read -r byte bit where <<TEXT
 $place
 TEXT
@@ -85,10 +90,10 @@ TEXT
 done
 [ -z "$wrong" ]
 report $? "inspect: the place of a flipped bit$wrong"
-flip 513 1
+flip 521 1
 [ $? = 1 ] && grep -q 'DAMAGED or CUT OFF within its first 176 bytes' $out/log
 report $? "inspect: a flipped bit in what says how the checkpoint is to be read"
-head -c 1600 $out/run >$out/cut
+head -c 1608 $out/run >$out/cut
 $out/inspect $out/run $out/cut kahan_opt.h >$out/log
 [ $? = 1 ] && grep -q 'CUT OFF: 1092 of 1220 bytes are there, of which tensor 3 of 4 is the last' $out/log
 report $? "inspect: a checkpoint that was cut off"

@@ -76,7 +76,7 @@ differs "a slice ends one element too early" \
 differs "wrong guesses stay" 's/^    if (f >= known) return;/    return;/'
 differs "back to a frame too late" 's/me.w = me.past\[f % RING\];/me.w = me.past[(f + (f + 1 < now)) % RING];/'
 differs "a skipped step leaves its gradient" \
-    's/if (w->skipped) memset.*//; s/kopt_grad_scaler();/&w->scaler.scale = 3e38f;/'
+    's/if (w->skipped) memset.*//; s/kopt_scaler_of();/&w->scaler.scale = 3e38f;/'
 differs "the agent acts with a step that is not complete" \
     '/if (!w->skipped) slice/s/$/ kopt_convert(w->acting, KOPT_F32, w->weight, KOPT_FP16, SIZE);/'
 differs "a snapshot without the loss scale" \

@@ -71,7 +71,6 @@ class Header:
         sizes = (ctypes.c_ulong * 2).in_dll(self.library, "size_of")
         assert list(sizes) == [ctypes.sizeof(self.optimizer), ctypes.sizeof(self.tensor)], "the structs were misread"
         self.library.kopt_state_size.restype = ctypes.c_size_t
-        self.library.kopt_tensor_of.restype = self.tensor
 
     @staticmethod
     def struct(text, name):
@@ -83,16 +82,18 @@ class Header:
         for declaration in filter(str.strip, body.split(";")):
             kind, names = re.match(r"\s*((?:struct )?\w+)(.*)", declaration, flags=re.S).groups()
             for field in names.split(","):
-                pointer = "*" in field
-                fields.append((field.strip(" *\n"), ctypes.c_void_p if pointer else ctype.get(kind, ctypes.c_int)))
+                field, _, count = field.strip(" *\n]").partition("[")
+                here = ctypes.c_void_p if "*" in names else ctype.get(kind, ctypes.c_int)
+                fields.append((field, here * int(count) if count else here))
         return type(name, (ctypes.Structure,), {"_fields_": fields})
 
     def make(self, rule, options):
         """kopt_RULE(lr) with the options set; a string is the name of an enum value."""
-        function = getattr(self.library, "kopt_" + rule)
-        function.restype = self.optimizer
-        arguments = [options["lr"]] + ([0.0] if rule == "sgd" else [])
-        opt = function(*map(ctypes.c_double, arguments))
+        opt = self.optimizer()
+        self.check(self.library.kopt_optimizer_init(
+            ctypes.byref(opt), self.enum["KOPT_RULE_" + rule.upper()], ctypes.c_double(options["lr"]),
+            self.library.kopt_version(), ctypes.c_size_t(ctypes.sizeof(opt)),
+            ctypes.c_size_t(ctypes.sizeof(self.tensor))))
         for field, value in options.items():
             getattr(opt, field)  # ctypes would take a field that is not there
             setattr(opt, field, self.enum[value] if isinstance(value, str) else value)
@@ -110,16 +111,16 @@ class Ours:
     def __init__(self, header, rule, options, initial, dtype):
         self.header, self.dtype = header, dtype
         form = {torch.float32: "KOPT_F32", torch.bfloat16: "KOPT_BF16"}[dtype]
-        self.opt = header.make(rule, {"weight_format": form, "moment_format": form, **options})
+        self.opt = header.make(rule, {"moment_format": form, **options})
         self.stored = torch.empty(N, dtype=dtype)
         self.gradient = torch.empty(N, dtype=dtype)
-        size = header.library.kopt_state_size(ctypes.byref(self.opt), ctypes.c_size_t(N))
+        self.tensor = header.tensor(weight=self.stored.data_ptr(), weight_format=header.enum[form],
+                                    grad=self.gradient.data_ptr(), grad_format=header.enum[form], n=N)
+        size = header.library.kopt_state_size(ctypes.byref(self.opt), ctypes.byref(self.tensor))
         self.block = ctypes.create_string_buffer(max(size, 1))
-        self.tensor = header.library.kopt_tensor_of(
-            ctypes.c_void_p(self.stored.data_ptr()), ctypes.c_void_p(self.gradient.data_ptr()), header.enum[form],
-            ctypes.c_size_t(N), self.block, ctypes.c_size_t(size))
+        self.tensor.state, self.tensor.state_size = ctypes.addressof(self.block), size
         header.check(header.library.kopt_state_init(ctypes.byref(self.opt), ctypes.byref(self.tensor),
-                                                    ctypes.c_void_p(initial.data_ptr())))
+                                                    ctypes.c_size_t(1), ctypes.c_void_p(initial.data_ptr())))
 
     def step(self, gradient, lr):
         self.gradient.copy_(gradient)
@@ -133,7 +134,7 @@ class Ours:
             return self.stored.double()
         out = torch.empty(N)
         self.header.check(self.header.library.kopt_state_read(
-            ctypes.byref(self.opt), ctypes.byref(self.tensor), self.header.enum["KOPT_%s_MOMENT" % what.upper()],
+            ctypes.byref(self.opt), ctypes.byref(self.tensor), self.header.enum["KOPT_SLOT_%s_MOMENT" % what.upper()],
             ctypes.c_void_p(out.data_ptr())))
         return out.double()
 
@@ -222,16 +223,16 @@ def cases(optimi):
          {"momentum": 0.9, "dampening": 0.9}),
         ("optimi SGD, decoupled decay", optimi.SGD,
          {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1, "decouple_wd": True}, "sgd",
-         {"momentum": 0.9, "weight_decay": 0.1, "decay_mode": "KOPT_DECOUPLED"}),
+         {"momentum": 0.9, "weight_decay": 0.1, "decay_mode": "KOPT_DECAY_DECOUPLED"}),
         ("optimi SGD, fully decoupled decay", optimi.SGD,
          {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "decouple_lr": True}, "sgd",
-         {"momentum": 0.9, "weight_decay": 1e-4, "decay_mode": "KOPT_FULLY_DECOUPLED"}),
+         {"momentum": 0.9, "weight_decay": 1e-4, "decay_mode": "KOPT_DECAY_FULLY_DECOUPLED"}),
         ("optimi Adam", optimi.Adam, {"lr": 1e-3}, "adam", optimi_adam),
         ("optimi AdamW", optimi.AdamW, {"lr": 1e-3}, "adamw", optimi_adam),
         ("optimi AdamW, PyTorch's betas, decay 0.1", optimi.AdamW, {"lr": 1e-3, "weight_decay": 0.1, **torch_betas},
          "adamw", {"weight_decay": 0.1}),
         ("optimi AdamW, fully decoupled decay", optimi.AdamW, {"lr": 1e-3, "weight_decay": 1e-4, "decouple_lr": True},
-         "adamw", {"weight_decay": 1e-4, "decay_mode": "KOPT_FULLY_DECOUPLED", **optimi_adam}),
+         "adamw", {"weight_decay": 1e-4, "decay_mode": "KOPT_DECAY_FULLY_DECOUPLED", **optimi_adam}),
         ("optimi Lion", optimi.Lion, {"lr": 1e-4}, "lion", {}),
         ("optimi Lion, decay 0.1", optimi.Lion, {"lr": 1e-4, "weight_decay": 0.1}, "lion", {"weight_decay": 0.1}),
         ("optimi Adan", optimi.Adan, {"lr": 1e-3}, "adan", {}),

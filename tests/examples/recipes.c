@@ -90,7 +90,7 @@ static kopt_result in_arm(kopt_optimizer *opt, const kopt_tensor *t, const float
     if (arm == NEAREST) o.rounding = KOPT_NEAREST;
     if (arm == STOCHASTIC) o.rounding = KOPT_STOCHASTIC;
     if (arm == F32 || arm == MOMENTS) {
-        o.weight_format = KOPT_F32;
+        other.weight_format = KOPT_F32;
         if (arm == F32) o.moment_format = KOPT_F32;
         other.weight = t->copy;
         other.copy = NULL;
@@ -98,8 +98,8 @@ static kopt_result in_arm(kopt_optimizer *opt, const kopt_tensor *t, const float
         other.state_size = sizeof blocks[place];
         initial = NULL;
     }
-    if (init) states += kopt_state_size(&o, t->n), allocated -= t->state_size;
-    result = init ? kopt_state_init(&o, &other, initial) : kopt_optimizer_step(&o, &other, 1);
+    if (init) states += kopt_state_size(&o, &other), allocated -= t->state_size;
+    result = init ? kopt_state_init(&o, &other, 1, initial) : kopt_optimizer_step(&o, &other, 1);
     opt->step = o.step;
     if (result != KOPT_OK) fprintf(stderr, "%s\n", kopt_result_string(result));
     return result;
@@ -129,7 +129,7 @@ static kopt_result add_all_in_arm(void *w, void *c, kopt_format format, const fl
 #ifndef WIDE
 #define malloc(size) counted_malloc(size)
 #define calloc(n, size) counted_calloc(n, size)
-#define kopt_state_init(opt, t, initial) in_arm(opt, t, initial, 1)
+#define kopt_state_init(opt, t, count, initial) in_arm(opt, t, initial, count)
 #define kopt_optimizer_step(opt, t, count) in_arm(opt, t, NULL, (count) - 1)
 #define kopt_kahan_add_bf16(w, c, delta, random16) add_in_arm(w, c, delta, random16)
 #define kopt_kahan_add(w, c, format, delta, n, key) add_all_in_arm(w, c, format, delta, n, key)
@@ -212,11 +212,11 @@ static void step(int number) {
     static unsigned char state[KOPT_STATE_BYTES(N, 6)];
     const double learning_rate = (double)RATE, decay = (double)0.9f;
     const int t = number + 1;
-    kopt_tensor p = {weights, all_grads, KOPT_F32, N, state, sizeof state, .copy = all_weights};
+    kopt_tensor p = {weights, all_grads, all_weights, state, sizeof state, N, .weight_format = KOPT_BF16};
 #include LOOP
     memset(all_grads, 0, sizeof all_grads);
     backward(number, 1.0f / BATCH);
-    if ((t == 1 && kopt_state_init(&opt, &p, all_weights)) || kopt_optimizer_step(&opt, &p, 1)) exit(1);
+    if ((t == 1 && kopt_state_init(&opt, &p, 1, all_weights)) || kopt_optimizer_step(&opt, &p, 1)) exit(1);
 }
 #endif
 

@@ -15,7 +15,7 @@ case $($CC --version 2>/dev/null) in *clang*) warnings="$warnings $for_clang" ;;
 exec 3>&1
 mode=${1:-}
 [ -z "$mode" ] || exec >/dev/null # then only tables are printed, to 3
-LIMIT=5 # lines that a recipe may add or change, or the page says how many
+LIMIT=6 # lines that a recipe may add or change, or the page says how many
 
 # NAME.diff or NAME.c: the files, and the blocks behind `<!-- test: recipe NAME -->`
 cp docs/recipes/* $out
@@ -179,7 +179,7 @@ tables() {
     printf %s "$bytes"
 }
 [ "$mode" != table ] || { tables >&3; exit; }
-grep -q -F "at most five lines ($longer)" $page
+grep -q -F "at most six lines ($longer)" $page
 report $? "the page names the recipes of more than $LIMIT lines: $longer"
 tables | grep . >$out/tables
 grep -v -x -F -f $page $out/tables >$out/log 2>&1

@@ -102,12 +102,19 @@ class Ours:
         for i, (name, shape) in enumerate((shapes or SHAPES).items()):
             n, t = torch.Size(shape).numel(), self.tensors[i]
             dtype = {ko.KOPT_F32: torch.float32, ko.KOPT_BF16: torch.bfloat16, ko.KOPT_FP16: torch.float16}
-            weight = torch.zeros(n, dtype=dtype[self.opt.weight_format])
-            block = torch.zeros(ko.kopt_state_size(ko.byref(self.opt), n), dtype=torch.uint8)
+            t.weight_format = self.format_of(data, i)
+            weight = torch.zeros(n, dtype=dtype[t.weight_format])
             t.n, t.id, t.weight = n, i, weight.data_ptr()
+            block = torch.zeros(ko.kopt_state_size(ko.byref(self.opt), ko.byref(t)), dtype=torch.uint8)
             t.state, t.state_size = block.data_ptr(), block.numel()
             self.memory[name] = weight, block
         ko.check(ko.kopt_load(ko.byref(self.opt), self.tensors, len(self.tensors), data, len(data)))
+
+    @staticmethod
+    def format_of(data, i):
+        """Byte 6 of the header of tensor i, whose bytes begin with "KOPT" and have the id in bytes 12 to 15."""
+        return next(data[at + 6] for at in range(176, len(data), 4) if data[at:at + 4] == b"KOPT" and
+                    int.from_bytes(data[at + 12:at + 16], "little") == i)
 
     def step(self, begin, end):
         for t in range(begin, end):
@@ -140,7 +147,7 @@ class Ours:
             f.write(out.numpy().tobytes())
 
 
-def fresh(path, make, shapes=None, values=None, **fields):
+def fresh(path, make, shapes=None, values=None, weights=ko.KOPT_BF16, **fields):
     """A checkpoint of kahan_opt at step 0."""
     opt = make
     for key, value in fields.items():
@@ -151,12 +158,13 @@ def fresh(path, make, shapes=None, values=None, **fields):
     for i, name in enumerate(shapes):
         n = values[name].numel()
         weight = torch.zeros(4 * n, dtype=torch.uint8)
-        block = torch.zeros(ko.kopt_state_size(ko.byref(opt), n), dtype=torch.uint8)
+        t = tensors[i]
+        t.weight_format, t.n, t.id, t.weight = weights, n, i, weight.data_ptr()
+        block = torch.zeros(ko.kopt_state_size(ko.byref(opt), ko.byref(t)), dtype=torch.uint8)
         value = values[name].float().contiguous()
         keep += [weight, block, value]
-        t = tensors[i]
-        t.n, t.id, t.weight, t.state, t.state_size = n, i, weight.data_ptr(), block.data_ptr(), block.numel()
-        ko.check(ko.kopt_state_init(ko.byref(opt), ko.byref(t), value.data_ptr()))
+        t.state, t.state_size = block.data_ptr(), block.numel()
+        ko.check(ko.kopt_state_init(ko.byref(opt), ko.byref(t), 1, value.data_ptr()))
     size = ko.kopt_save_size(ko.byref(opt), tensors, len(tensors))
     out = torch.zeros(size, dtype=torch.uint8)
     ko.check(ko.kopt_save(ko.byref(opt), tensors, len(tensors), out.data_ptr(), size))
@@ -449,7 +457,7 @@ def test_torch():
         convert.convert("kahan_opt", "torch", at("ours"), at("back"), names=at("torch"))
         there, here = load_file(at("torch")), Ours(at("ours"))
         exact = same_tensors(at("torch"), at("back"))
-        exact &= all(same(here.read(k, ko.KOPT_WEIGHT), there["model." + k].reshape(-1)) for k in SHAPES)
+        exact &= all(same(here.read(k, ko.KOPT_SLOT_WEIGHT), there["model." + k].reshape(-1)) for k in SHAPES)
         ok(exact and here.opt.step == N and here.opt.rounding == ko.KOPT_EXACT and not said(report, "changed"),
            "PyTorch's %s: to bf16 EXACT and back, bit for bit" % name)
         other, theirs = Model(), None
@@ -459,7 +467,8 @@ def test_torch():
         other.step(theirs, N, N + M)
         here.step(N, N + M)
         equal = all(same(p.data, q.data) for p, q in zip(model.parameters(), other.parameters()))
-        worst = max(relative(here.read(k, ko.KOPT_WEIGHT), p.data.reshape(-1)) for k, p in model.named_parameters())
+        worst = max(relative(here.read(k, ko.KOPT_SLOT_WEIGHT), p.data.reshape(-1))
+                    for k, p in model.named_parameters())
         ok(equal and worst <= FP32, "... %d steps there and %d here: within %.1e of all there (at most 7e-6); and "
            "loaded back there: the same bits" % (N, M, worst))
     started = fresh(at("ours"), ko.kopt_adamw(LR), rounding=ko.KOPT_EXACT, moment_format=ko.KOPT_F32, weight_decay=0.1,
@@ -472,7 +481,7 @@ def test_torch():
     convert.load(at("torch"), "torch", model, optimizer)
     model.step(optimizer, N, N + M)
     ours.step(N, N + M)
-    worst = max(relative(p.data.reshape(-1), ours.read(k, ko.KOPT_WEIGHT)) for k, p in model.named_parameters())
+    worst = max(relative(p.data.reshape(-1), ours.read(k, ko.KOPT_SLOT_WEIGHT)) for k, p in model.named_parameters())
     ok(worst <= FP32 and said(report, "seed 7 .*metadata"), "%d steps here, %d in PyTorch: within %.1e of all here"
        % (N, M, worst))
     convert.convert("torch", "kahan_opt", at("torch"), at("again"))
@@ -485,7 +494,8 @@ def test_fp32():
     report = convert.convert("fp32", "kahan_opt", at("weights"), at("ours"), rule="lion", lr=2e-4)
     names = sorted(values)
     ours = Ours(at("ours"), {k: SHAPES[k] for k in names})
-    ok(all(same(ours.read(k, ko.KOPT_WEIGHT), values[k].reshape(-1)) for k in names) and ours.opt.rule == ko.KOPT_LION
+    ok(all(same(ours.read(k, ko.KOPT_SLOT_WEIGHT), values[k].reshape(-1)) for k in names) and
+       ours.opt.rule == ko.KOPT_RULE_LION
        and ours.opt.lr == 2e-4 and ours.opt.step == 0 and said(report, "this one is new"),
        "fp32 masters to EXACT: every bit; the optimizer is new, and it says so")
     convert.convert("kahan_opt", "fp32", at("ours"), at("back"))
@@ -499,7 +509,7 @@ def test_fp32():
         worst, wrong = 0.0, 0
         for k in names:
             x = values[k].reshape(-1).double()
-            y = ours.read(k, ko.KOPT_WEIGHT).double()
+            y = ours.read(k, ko.KOPT_SLOT_WEIGHT).double()
             if rounding == "KAHAN":
                 y = ours.memory[k][0].double() + (ours.residual(k).view(torch.bfloat16)).double()
             wrong += int((x != y).sum())
@@ -516,10 +526,10 @@ def test_fp32():
         ours, wrong = Ours(at("ours"), {k: SHAPES[k] for k in names}), 0
         for k in names:
             weight, block = low[k].reshape(-1).clone(), torch.zeros_like(ours.memory[k][1])
-            t = ko.kopt_tensor(weight=weight.data_ptr(), n=weight.numel(), id=names.index(k), state=block.data_ptr(),
-                               state_size=block.numel())
-            ko.check(ko.kopt_state_init(ko.byref(ours.opt), ko.byref(t), None))
-            ko.check(ko.kopt_state_dither(ko.byref(ours.opt), ko.byref(t)))
+            t = ko.kopt_tensor(weight=weight.data_ptr(), weight_format=ko.KOPT_BF16, n=weight.numel(),
+                               id=names.index(k), state=block.data_ptr(), state_size=block.numel())
+            ko.check(ko.kopt_state_init(ko.byref(ours.opt), ko.byref(t), 1, None))
+            ko.check(ko.kopt_state_dither(ko.byref(ours.opt), ko.byref(t), 1))
             wrong += not torch.equal(ours.memory[k][1], block) or not same(ours.memory[k][0], weight)
         ok(not wrong and ours.opt.seed == 5 and said(report, "residuals: drawn at random.*seed 5",
                                                      "weights: %d values, all exact" % COUNT),
@@ -610,7 +620,7 @@ def test_optimi():
                                                     compensated_values(alone, theirs, "kahan_comp"))]
     ok(error[0] <= 1.1 * error[1], "... %d steps here and %d in optimi: %.2e from binary64, all in optimi %.2e (at "
        "most 1.1 times that), all here %.2e" % (N, M, *error, distance([ours.value(k) for k in SHAPES], exact)))
-    fresh(at("ours"), ko.kopt_adamw(LR), weight_format=ko.KOPT_FP16, weight_decay=0, moment_format=ko.KOPT_FP16)
+    fresh(at("ours"), ko.kopt_adamw(LR), weights=ko.KOPT_FP16, weight_decay=0, moment_format=ko.KOPT_FP16)
     ours = Ours(at("ours")).step(0, N)
     ours.save(at("ours"))
     report = convert.convert("kahan_opt", "optimi", at("ours"), at("optimi"), names=at("names.json"))
@@ -626,7 +636,7 @@ def test_optimi():
     convert.save(at("optimi"), "optimi", ranger, optimizer)
     report = convert.convert("optimi", "kahan_opt", at("optimi"), at("ours"))
     here = Ours(at("ours"))
-    ok(here.opt.rule == ko.KOPT_RANGER and here.opt.lookahead == 6, "Ranger converts after a synchronization")
+    ok(here.opt.rule == ko.KOPT_RULE_RANGER and here.opt.lookahead == 6, "Ranger converts after a synchronization")
     ranger.step(optimizer, 6, 7)
     convert.save(at("optimi"), "optimi", ranger, optimizer)
     refused("Ranger between two synchronizations", "only right after a synchronization", "optimi", "kahan_opt",
@@ -722,7 +732,8 @@ def test_remainders():
         report = convert.convert(form, "kahan_opt", at("te"), at("ours"))
         here = Ours(at("ours"))
         convert.convert("kahan_opt", form, at("ours"), at("back"), names=at("te"))
-        ok(here.opt.step == N and here.opt.decay_mode == ko.KOPT_DECOUPLED and same_tensors(at("te"), at("back")) and
+        ok(here.opt.step == N and here.opt.decay_mode == ko.KOPT_DECAY_DECOUPLED and
+           same_tensors(at("te"), at("back")) and
            not said(report, "changed"), "%s: %s after %d steps, and back: every bit" % (form, make.__name__, N))
         other = Model(torch.bfloat16)
         theirs = make(other.parameters(), lr=1)
@@ -921,8 +932,11 @@ def test_refusals():
     refused("names that differ", "are not those of its weights: layer.bias", t, k,
             altered(ids='{"layer.weight": 0, "out.weight": 1}'))
     refused("two equal ids", "the same id", t, k, altered(ids='{"layer.weight": 0, "layer.bias": 0, "out.weight": 1}'))
-    refused("two types of weights", "one format for a list", t, k,
-            altered(lambda d: d.update({"model.layer.bias": torch.zeros(70).half()})))
+    convert.convert(t, k, altered(lambda d: d.update({"model.layer.bias": torch.full((70,), 0.1).half()})), at("mixed"))
+    convert.convert(k, k, at("mixed"), at("again"))
+    mixed = convert.read_kahan_opt(at("again")).tensors
+    ok({one.id: one.weight.dtype for one in mixed} == {0: torch.float32, 1: torch.float16, 2: torch.float32} and
+       same(mixed[1].weight, torch.full((70,), 0.1).half()), "two types of weights: each tensor keeps its own")
     refused("a hyper-parameter out of its range", "out of range", t, k,
             altered(group=json.dumps({**json.loads(meta["group"]), "eps": 0.0})))
     refused("fp16 moments that overflow", "too large for the format", t, k,
@@ -1099,7 +1113,7 @@ def test_command_line():
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         convert.main(["inspect", at("ours")])
-    ok("KOPT_ADAM, step 0, seed 7, weights bf16 kahan, moments bf16" in text.getvalue() and
+    ok("KOPT_RULE_ADAM, step 0, seed 7, weights bf16 kahan, moments bf16" in text.getvalue() and
        "tensor 1: 70 elements" in text.getvalue(), "... and a checkpoint")
     r = run("kahan_opt", "torch", at("noise"), at("out"))
     ok(r.returncode == 1 and r.stderr.startswith("convert: ") and "Nothing was written" in r.stderr and

@@ -30,7 +30,7 @@ import kahan_opt as k  # noqa: E402
 from kahan_opt import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD, param_groups_weight_decay  # noqa: E402
 from kahan_opt import prepare_for_gradient_release, remove_gradient_release  # noqa: E402
 from kahan_opt.calls import shares  # noqa: E402
-from kahan_opt.options import RULES, make as options_of  # noqa: E402
+from kahan_opt.options import FORMATS, RULES, make as options_of  # noqa: E402
 from kahan_opt.state import described  # noqa: E402
 
 BF16, FP16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -183,7 +183,7 @@ def group_options():
     """each group steps with its own lr, betas, eps, weight_decay, rounding and moment_format: as if it were alone"""
     options = [{}, {"lr": 0.1}, {"betas": (0.5, 0.9)}, {"eps": 0.1}, {"weight_decay": 0.5}, {"rounding": "exact"},
                {"moment_format": "f32"}, {"rounding": "compact", "moment_format": "q8"}, {"maximize": True},
-               {"amsgrad": True}, {"moment_rounding": "nearest", "compensation_rounding": "nearest"}, {"stable": True},
+               {"amsgrad": True}, {"moment_rounding": "nearest", "residual_rounding": "nearest"}, {"stable": True},
                {"decay_mode": "l2", "weight_decay": 0.5}, {"rounding": "nearest"}, {"seed": 5}]
     params, alone = (parameters(shapes=((40,),) * len(options)) for _ in range(2))
     steps(KahanAdamW([dict(o, params=[p]) for o, p in zip(options, params)], lr=1e-2), params, 5)
@@ -258,9 +258,9 @@ def random_residuals():
         assert way["zero"] == 0 and abs(way["random"] - 0.3) < 0.02, way
         memory, weight = torch.zeros(64 + 2 * 20000 + 16, dtype=torch.uint8), begin.clone()
         opt = options_of(optimizer.param_groups[0], dtype)
-        t = k.kopt_tensor(weight=weight.data_ptr(), n=20000, id=0, state=memory.data_ptr(), state_size=len(memory))
-        k.check(k.kopt_state_init(opt, t, None))
-        k.check(k.kopt_state_dither(opt, t))
+        t = k.kopt_tensor_of(weight.data_ptr(), FORMATS[dtype], None, k.KOPT_F32, 20000, memory.data_ptr(), len(memory))
+        k.check(k.kopt_state_init(opt, t, 1, None))
+        k.check(k.kopt_state_dither(opt, t, 1))
         fresh = KahanSGD([Parameter(begin)], lr=1.0, rounding=rounding, residual="random", seed=3)
         fresh.param_groups[0]["params"][0].grad = torch.zeros_like(begin)
         fresh.step()
@@ -827,10 +827,11 @@ def sealed_blocks():
             opt, n, block = options_of(group, dtype, 3), p.numel(), bytes(s["block"].tolist())
             weights = bytes(p.detach().view(torch.int32 if size == 4 else torch.int16).numpy().astype(
                 "<i%d" % size).tobytes())
-            saved = ctypes.create_string_buffer(k.kopt_save_size(opt, k.kopt_tensor(n=n, id=s["id"]), 1))
-            memory = torch.zeros(k.kopt_state_size(opt, n), dtype=torch.uint8)
-            t = k.kopt_tensor(weight=p.data_ptr(), n=n, id=s["id"], state=memory.data_ptr(), state_size=len(memory))
-            k.check(k.kopt_state_init(opt, t, None))
+            t = k.kopt_tensor(weight=p.data_ptr(), weight_format=FORMATS[dtype], n=n, id=s["id"])
+            saved = ctypes.create_string_buffer(k.kopt_save_size(opt, t, 1))
+            memory = torch.zeros(k.kopt_state_size(opt, t), dtype=torch.uint8)
+            t.state, t.state_size = memory.data_ptr(), len(memory)
+            k.check(k.kopt_state_init(opt, t, 1, None))
             k.check(k.kopt_save(opt, t, 1, saved, len(saved)))
             whole = (saved.raw[:176] + block[:44] + bytes(4) + block[48:64] + weights + bytes(-len(weights) % 4) +
                      block[64:])
@@ -884,7 +885,7 @@ def loaded_groups():
     refused(ValueError, "doesn't match the size", KahanAdamW(
         [{"params": params[:1]}, {"params": params[1:]}]).load_state_dict, saved)
     for group in saved["param_groups"]:  # as from an earlier version, which had fewer options
-        del group["compensation_rounding"], group["threads"]
+        del group["residual_rounding"], group["threads"]
     other.load_state_dict(saved)
     steps(other, params, 1)
 

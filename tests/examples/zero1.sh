@@ -78,9 +78,9 @@ measured() { # measured STATE CODE: the last runs counted the bytes that docs/di
         python3 docs/distributed.py $n "$1" "$2" 12
         sed -n 's/.*weights and gradients \(.*\), share \(.*\), resid.*received in a step /\1 \2 /p' $out/said.$n
     done >$out/log 2>&1
-    # the headers of the chunks, and the ends of their arrays, are 3 to 6 % of so small a model
+    # structs, headers, and the ends of arrays are 3 to 7 % of so small a model
     awk 'NR % 2 { whole = $1; share = $2; received = $3; next }
-        { good += $1 == whole && $2 > share && $2 < 1.06 * share && $3 > 0.995 * received && $3 < 1.005 * received }
+        { good += $1 == whole && $2 > share && $2 < 1.07 * share && $3 > 0.995 * received && $3 < 1.005 * received }
         END { exit !(NR == 6 && good == 3) }' $out/log
     report $? "memory and bytes on the wire are those of docs/distributed.py: $1, $2"
 }

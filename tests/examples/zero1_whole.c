@@ -25,11 +25,11 @@ static void check(kopt_result result, const char *what) {
     if (result != KOPT_OK) fprintf(stderr, "%s\n", kopt_result_string(result)), stop(what);
 }
 
-static void evaluate(void *user, float loss_scale) {
+static void evaluate(void *user, double loss_scale) {
     static unsigned char bytes[2 * MOST];
     (void)user;
     for (int m = 0; m < MICRO_BATCHES; ++m) {
-        forward(weight, batch * MICRO_BATCHES + (uint64_t)m, loss_scale);
+        forward(weight, batch * MICRO_BATCHES + (uint64_t)m, (float)loss_scale);
         for (int k = LAYERS; k-- > 0;) backward(k, weight[k], grad[m][k]);
     }
     for (int k = 0; k < LAYERS; ++k) {
@@ -73,8 +73,8 @@ static void compare(const kopt_optimizer *opt, const kopt_tensor *whole, FILE *f
         free(bytes);
         if (loaded.step != opt->step || loaded.seed != opt->seed) stop("a chunk of another step");
         if (memcmp(t.weight, (uint16_t *)whole->weight + first, t.n * sizeof(uint16_t)) != 0) stop("other weights");
-        if (whole->state == NULL) continue;                                /* the residual of a compressor */
-        for (int slot = KOPT_WEIGHT; slot <= KOPT_SECOND_MOMENT; ++slot) { /* KOPT_WEIGHT: with the residual */
+        if (whole->state == NULL) continue; /* the residual of a compressor */
+        for (int slot = KOPT_SLOT_WEIGHT; slot <= KOPT_SLOT_SECOND_MOMENT; ++slot) {
             check(kopt_state_read(opt, whole, (kopt_slot)slot, of_whole), "kopt_state_read");
             check(kopt_state_read(opt, &t, (kopt_slot)slot, of_chunk), "kopt_state_read");
             if (memcmp(of_chunk, of_whole + first, t.n * sizeof(float)) != 0) stop("another residual or moment");
@@ -83,7 +83,8 @@ static void compare(const kopt_optimizer *opt, const kopt_tensor *whole, FILE *f
 }
 
 int main(int argc, char **argv) {
-    static float initial[MOST];
+    static float initial[LAYERS * MOST];
+    float *next = initial;
     kopt_tensor t[LAYERS];
     kopt_closure closure = {evaluate, NULL, NULL};
     uint64_t hash = UINT64_C(14695981039346656037);
@@ -93,34 +94,36 @@ int main(int argc, char **argv) {
     fp16 = strcmp(argv[2], "fp16") == 0, small = atoi(argv[3]);
     format = fp16 ? KOPT_FP16 : KOPT_BF16;
     code = strcmp(argv[4], "q8") == 0     ? KOPT_Q8
-           : strcmp(argv[4], "sign") == 0 ? KOPT_SIGN
+           : strcmp(argv[4], "sign") == 0 ? KOPT_Q1
            : strcmp(argv[4], "bf16") == 0 ? KOPT_BF16
                                           : format;
     kopt_optimizer opt = make_optimizer();
     kopt_scaler scaler = make_scaler();
     for (int k = 0; k < LAYERS; ++k) {
-        const size_t n = tensor_size(k), size = kopt_state_size(&opt, n);
+        const size_t n = tensor_size(k);
         if (n > MOST) stop("MOST is too small");
-        weight[k] = calloc(n, sizeof *weight[k]), state[k] = calloc(size, 1);
+        weight[k] = calloc(n, sizeof *weight[k]);
+        t[k] = kopt_tensor_of(weight[k], format, sum[k], KOPT_F32, n, NULL, 0);
+        t[k].state_size = kopt_state_size(&opt, &t[k]);
+        t[k].state = state[k] = calloc(t[k].state_size, 1);
         if (weight[k] == NULL || state[k] == NULL) stop("no memory");
-        t[k] = kopt_tensor_of(weight[k], sum[k], KOPT_F32, n, state[k], size);
-        t[k].id = (uint32_t)k;
-        for (size_t i = 0; i < n; ++i) initial[i] = initial_weight(k, i);
-        check(kopt_state_init(&opt, &t[k], initial), "kopt_state_init");
+        for (size_t i = 0; i < n; ++i) *next++ = initial_weight(k, i);
         for (int m = 0; m < MICRO_BATCHES; ++m) {
             compressor[m][k] = kopt_compressor_of(code, residual[m][k], n);
             compressor[m][k].seed = SEED, compressor[m][k].id = (uint32_t)(m * LAYERS + k);
         }
     }
+    check(kopt_list_set_ids(t, LAYERS, 0), "kopt_list_set_ids");
+    check(kopt_state_init(&opt, t, LAYERS, initial), "kopt_state_init");
     for (; batch < batches; ++batch) {
         int skipped = 0;
         if (fp16) {
             check(kopt_scaler_step(&scaler, &opt, t, LAYERS, MAX_NORM, &closure, &skipped), "kopt_scaler_step");
         } else {
-            kopt_norm norm = {{0}, 0};
+            kopt_norm norm = {0};
             evaluate(NULL, 1);
             check(kopt_norm_add_grads(&norm, t, LAYERS), "kopt_norm_add_grads");
-            opt.clip = kopt_clip_coefficient(&norm, MAX_NORM, opt.grad_scale);
+            opt.clip = kopt_norm_clip(&norm, MAX_NORM, opt.grad_scale);
             check(kopt_optimizer_step(&opt, t, LAYERS), "kopt_optimizer_step");
             opt.clip = 1;
         }
@@ -139,7 +142,7 @@ int main(int argc, char **argv) {
         none.rounding = KOPT_NEAREST, none.seed = SEED, none.step = (uint32_t)batches;
         for (int m = 0; m < MICRO_BATCHES && code != format; ++m)
             for (int k = 0; k < LAYERS; ++k) {
-                kopt_tensor r = kopt_tensor_of(residual[m][k], NULL, KOPT_BF16, tensor_size(k), NULL, 0);
+                kopt_tensor r = kopt_tensor_of(residual[m][k], KOPT_BF16, NULL, KOPT_BF16, tensor_size(k), NULL, 0);
                 r.id = (uint32_t)(m * LAYERS + k);
                 compare(&none, &r, file, &place);
             }

@@ -92,7 +92,7 @@ enum { VARIETY = 19 };
 enum { VARIETY = 16 };
 #endif
 
-static kopt_optimizer any_optimizer(void) {
+static kopt_optimizer any_optimizer(kopt_format *weights) {
     kopt_optimizer o;
     switch (below(VARIETY)) {
 #ifdef KAHAN_OPT_VMATH
@@ -119,21 +119,21 @@ static kopt_optimizer any_optimizer(void) {
     case 11: o = kopt_stable_adamw(0.01), o.amsgrad = !below(4); break;
     default: o = kopt_adamw(0.01);
     }
-    o.weight_format = (kopt_format)below(3);
+    *weights = (kopt_format)below(3);
     o.moment_format = (kopt_format)below(3);
-    if (below(2)) o.moment_format = o.weight_format;
+    if (below(2)) o.moment_format = *weights;
     if (!below(3)) {
         o.moment_format = KOPT_Q8;
-        if (below(2)) o.weight_format = KOPT_BF16;
+        if (below(2)) *weights = KOPT_BF16;
     }
     o.rounding = (kopt_rounding)below(5);
     o.moment_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
-    o.compensation_rounding = below(3) ? o.moment_rounding : KOPT_NEAREST;
+    o.residual_rounding = below(3) ? o.moment_rounding : KOPT_NEAREST;
     o.decay_mode = (kopt_decay_mode)below(3);
     o.grad_scale = below(2) ? 1 : 0.25;
-    if (o.rule != KOPT_EMA) {
+    if (o.rule != KOPT_RULE_EMA) {
         o.weight_decay = below(2) ? 0 : 0.1;
-        o.nesterov = o.rule == KOPT_SGD && o.momentum > 0 && below(2);
+        o.nesterov = o.rule == KOPT_RULE_SGD && o.momentum > 0 && below(2);
         o.maximize = (int)below(2);
         o.zero_grad = !below(4);
         o.moments_only = !below(8);
@@ -159,10 +159,12 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
     l->group_count = groups;
     for (g = 0; g < groups; ++g) {
         kopt_optimizer *o = &l->opt[g];
-        *o = any_optimizer();
+        kopt_format most; /* of its weights; some are others */
+        *o = any_optimizer(&most);
         l->counts[g] = tensors;
         for (i = 0; i < tensors; ++i) {
-            kopt_tensor t = kopt_tensor_of(NULL, NULL, below(3) ? o->weight_format : (kopt_format)below(3), 0, NULL, 0);
+            const kopt_format weights = below(8) ? most : (kopt_format)below(3);
+            kopt_tensor t = kopt_tensor_of(NULL, weights, NULL, below(3) ? weights : (kopt_format)below(3), 0, NULL, 0);
             size_t unit = below(3) ? 8 : 1, shift[ARRAYS];
             int side, a;
             t.n = below(20) ? below((uint32_t)longest) / unit * unit : 0;
@@ -170,11 +172,12 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
             t.rate_scale = below(3) ? below(2) ? 1 : 0 : 0.5f;
             t.first_index = below(2) ? 0 : ((uint64_t)noise() << below(30)) / unit * unit;
             t.copy_format = (kopt_format)below(3);
-            t.state_size = kopt_state_size(o, t.n);
+            t.no_decay = !below(4);
+            t.state_size = kopt_state_size(o, &t);
             for (a = 0; a < ARRAYS; ++a) shift[a] = below(3) ? 0 : below(4) ? 2 * below(8) : below(16);
             if (!below(4)) /* all alike, as in a shard of a buffer */
                 for (a = 1; a < ARRAYS; ++a) shift[a] = shift[0];
-            size = t.n * width(o->weight_format);
+            size = t.n * width(weights);
             for (side = 0; side < 2; ++side) {
                 kopt_tensor *u = &l->tensors[side][g][i];
                 uint64_t saved = noise_state;
@@ -183,8 +186,8 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
                 u->grad = array(l, g, i, 1, side, t.n * width(t.grad_format), shift[1]);
                 u->state = array(l, g, i, 2, side, t.state_size, shift[2]);
                 u->copy = t.id % 3 ? NULL : array(l, g, i, 3, side, t.n * width(t.copy_format), shift[3]);
-                if (kopt_state_init(o, u, NULL) != KOPT_OK) abort();
-                fill(u->weight, o->weight_format, t.n, -8, 1, 0, rare);
+                if (kopt_state_init(o, u, 1, NULL) != KOPT_OK) abort();
+                fill(u->weight, weights, t.n, -8, 1, 0, rare);
                 fill(u->grad, t.grad_format, t.n, -14, 0, 0, rare);
                 noise_state = saved;
             }
@@ -235,8 +238,7 @@ static int differences(const list *l, int say) {
                 if (a == 3 && same(t->copy, l->tensors[1][g][i].copy, t->copy_format, t->n)) continue;
                 if (say && found < 5)
                     note("array %d of tensor %d: rule %d, weights %d, gradients %d, moments %d, rounding %d", a, (int)i,
-                         l->opt[g].rule, l->opt[g].weight_format, l->tensors[0][g][i].grad_format,
-                         l->opt[g].moment_format, l->opt[g].rounding);
+                         l->opt[g].rule, t->weight_format, t->grad_format, l->opt[g].moment_format, l->opt[g].rounding);
                 ++found;
             }
     return found;
@@ -357,14 +359,14 @@ static void shards_equal(void) {
         whole[i] = part[i] = (uint16_t)draw(KOPT_BF16, -6, 0, 0, 1000);
         grad[i] = (uint16_t)draw(KOPT_BF16, -6, 0, 0, 1000);
     }
-    t = kopt_tensor_of(whole, grad, KOPT_BF16, N, state, sizeof state);
+    t = kopt_tensor_of(whole, KOPT_BF16, grad, KOPT_BF16, N, state, sizeof state);
     t.first_index = 77;
-    kopt_state_init(&o, &t, NULL);
+    kopt_state_init(&o, &t, 1, NULL);
     for (i = 0; i < 10; ++i) {
-        shards[i] = kopt_tensor_of(part + cuts[i], grad + cuts[i], KOPT_BF16, cuts[i + 1] - cuts[i],
+        shards[i] = kopt_tensor_of(part + cuts[i], KOPT_BF16, grad + cuts[i], KOPT_BF16, cuts[i + 1] - cuts[i],
                                    states + i * sizeof state, sizeof state);
         shards[i].first_index = 77 + cuts[i];
-        kopt_state_init(&o, &shards[i], NULL);
+        kopt_state_init(&o, &shards[i], 1, NULL);
     }
     group.opt = &o, group.tensors = shards;
     size = kopt_cuda_plan_size(&group, 1);
@@ -429,7 +431,7 @@ static void full_slots(void) {
     for (f = KOPT_F32; f <= KOPT_FP16; ++f) {
         uint16_t *const weight = device_new(2 * N);
         uint32_t *const grad = device_new(4 * N);
-        kopt_tensor t = kopt_tensor_of(weight, grad, (kopt_format)f, N, NULL, 0);
+        kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, (kopt_format)f, N, NULL, 0);
         kopt_cuda_plan plan;
         void *const bytes = plan_of_one_block(&plan, &o, &t);
         kopt_norm norm;
@@ -460,12 +462,14 @@ static void full_ratios(void) {
     for (i = 0; i < N; ++i) v[i] = 1;
     for (side = 0; side < 2; ++side) {
         uint16_t *const weight = device_new(2 * N), *const grad = device_new(2 * N);
-        const size_t size = kopt_state_size(&o[0], N);
-        t[side] = kopt_tensor_of(weight, grad, KOPT_BF16, N, device_new(size), size);
+        size_t size;
+        t[side] = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, N, NULL, 0);
+        size = kopt_state_size(&o[0], &t[side]);
+        t[side].state = device_new(size), t[side].state_size = size;
         memset(weight, 0, 2 * N);
         for (i = 0; i < N; ++i) grad[i] = 0x407F; /* 3.984 */
-        bad += kopt_state_init(&o[0], &t[side], NULL) != KOPT_OK;
-        bad += kopt_state_write(&o[0], &t[side], KOPT_SECOND_MOMENT, v) != KOPT_OK;
+        bad += kopt_state_init(&o[0], &t[side], 1, NULL) != KOPT_OK;
+        bad += kopt_state_write(&o[0], &t[side], KOPT_SLOT_SECOND_MOMENT, v) != KOPT_OK;
     }
     bytes = plan_of_one_block(&plan, &o[1], &t[1]);
     bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK;
@@ -501,7 +505,7 @@ static void options(void) {
         if (k & 8) {
             options.max_norm = 0.01;
             for (g = 0; g < 2; ++g) {
-                l.opt[g].clip = kopt_clip_coefficient(&norm, 0.01, l.opt[g].grad_scale);
+                l.opt[g].clip = kopt_norm_clip(&norm, 0.01, l.opt[g].grad_scale);
                 clips += l.opt[g].clip < 1;
             }
         }
@@ -680,26 +684,26 @@ static kopt_result other_optimizer(kopt_optimizer *o, const kopt_optimizer *mine
     const kopt_optimizer rules[] = {kopt_sgd(0.01, 0), kopt_sgd(0.01, 0.9), kopt_lion(0.01),  kopt_ema(0.9),
                                     kopt_adamw(0.01),  kopt_adan(0.01),     kopt_radam(0.01), kopt_ranger(0.01)};
     *o = *mine;
-    if (o->rule != KOPT_EMA) o->lr = 0.5;
+    if (o->rule != KOPT_RULE_EMA) o->lr = 0.5;
     switch (which) {
-    case 8: o->weight_format = (kopt_format)((o->weight_format + 1 + below(2)) % 3); break;
+    case 8: o->reserved_[6] = 1; return KOPT_ERROR_OPTION;
     case 9: o->rounding = (kopt_rounding)((o->rounding + 1 + below(4)) % 5); break;
     case 10: o->moment_format = (kopt_format)((o->moment_format + 1 + below(3)) % 4); break;
     case 11: o->moment_rounding = o->moment_rounding ? KOPT_NEAREST : KOPT_STOCHASTIC; break;
-    case 12: o->compensation_rounding = o->compensation_rounding ? KOPT_NEAREST : KOPT_STOCHASTIC; break;
-    case 13: o->amsgrad = !o->amsgrad; return o->rule == KOPT_ADAM ? KOPT_ERROR_MISMATCH : KOPT_OK;
-    case 14: o->stable = !o->stable; return o->rule == KOPT_ADAM ? KOPT_ERROR_MISMATCH : KOPT_OK;
+    case 12: o->residual_rounding = o->residual_rounding ? KOPT_NEAREST : KOPT_STOCHASTIC; break;
+    case 13: o->amsgrad = !o->amsgrad; return o->rule == KOPT_RULE_ADAM ? KOPT_ERROR_MISMATCH : KOPT_OK;
+    case 14: o->stable = !o->stable; return o->rule == KOPT_RULE_ADAM ? KOPT_ERROR_MISMATCH : KOPT_OK;
     case 15:
         o->momentum = o->momentum > 0 ? 0 : 0.9, o->nesterov = 0;
-        return o->rule == KOPT_SGD ? KOPT_ERROR_MISMATCH : KOPT_OK;
+        return o->rule == KOPT_RULE_SGD ? KOPT_ERROR_MISMATCH : KOPT_OK;
     case 16: o->lr = -1; return KOPT_ERROR_RANGE;
     case 17: o->lr = NAN; return KOPT_ERROR_RANGE;
     case 18: memset(o, 0, sizeof *o); return KOPT_ERROR_UNINITIALIZED;
     default:
         *o = rules[which];
-        o->weight_format = mine->weight_format, o->rounding = mine->rounding;
+        o->rounding = mine->rounding;
         o->moment_format = mine->moment_format, o->moment_rounding = mine->moment_rounding;
-        o->compensation_rounding = mine->compensation_rounding;
+        o->residual_rounding = mine->residual_rounding;
         return o->rule == mine->rule ? KOPT_OK : KOPT_ERROR_MISMATCH;
     }
     return KOPT_ERROR_MISMATCH;
@@ -772,11 +776,11 @@ static void stopped_plans(void) {
     for (bad = 0, i = 0; i < 10; ++i) sum[i] = grad[i] = (float)i;
     for (i = 0; i < 2; ++i) {
         counts[i] = 0xffffffff, counts[1 - i] = 5;
-        bad += made(kopt_cuda_accumulate(&a, grad, KOPT_F32, 1, counts, &l.plan, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_accumulator_add(&a, grad, KOPT_F32, 1, counts, &l.plan, stream)) != KOPT_OK;
         bad += counts[i] != 0xffffffff || counts[1 - i] != 5 || sum[9] != 9;
         bad += !stops(&l, (kopt_result)status->result, KOPT_ERROR_STEP);
     }
-    bad += kopt_cuda_accumulate(&a, grad, KOPT_F32, 1, counts, NULL, stream) != KOPT_ERROR_NULL;
+    bad += kopt_cuda_accumulator_add(&a, grad, KOPT_F32, 1, counts, NULL, stream) != KOPT_ERROR_NULL;
     ok(bad == 0, "an addition that the GPU cannot count stops the plan");
 
     /* in a graph: the capture of a call that is refused says so at once, and each replay stops the plan */
@@ -844,8 +848,8 @@ static void loads(int lists) {
         for (f = 0; f < 4; ++f) {
             kopt_accumulator a = kopt_accumulator_of(sum, f == 3 ? KOPT_BF16 : (kopt_format)f, rest, 20);
             if (f == 3) a.rounding = KOPT_EXACT;
-            bad += kopt_cuda_accumulate(&a, sum, a.format, 1, counts, &l.plan, stream) != KOPT_ERROR_OVERLAP;
-            bad += kopt_cuda_accumulate(&a, out, a.format, 1, counts, &l.plan, stream) != KOPT_OK;
+            bad += kopt_cuda_accumulator_add(&a, sum, a.format, 1, counts, &l.plan, stream) != KOPT_ERROR_OVERLAP;
+            bad += kopt_cuda_accumulator_add(&a, out, a.format, 1, counts, &l.plan, stream) != KOPT_OK;
             bad += kopt_cuda_accumulator_read(&a, out, counts, stream) != KOPT_OK;
         }
         bad += kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK || kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
@@ -912,7 +916,7 @@ static void refusals(void) {
     static unsigned char state[KOPT_STATE_BYTES(100, 6)];
     unsigned char *bytes = device_new(32000), *copy = malloc(32000);
     kopt_optimizer o = kopt_adamw(0.01), wrong = o;
-    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, 100, state, sizeof state), bad_tensor = t;
+    kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, 100, state, sizeof state), bad_tensor = t;
     kopt_cuda_group g = {&o, &t, 1}, bad = g;
     kopt_cuda_plan plan, before;
     kopt_counts counts = {0, 0, 0};
@@ -953,7 +957,7 @@ static void refusals(void) {
     for (i = 0; i < 4 && sizeof i == 8; ++i) { /* too many elements, or one less; the addresses are not read */
         const uint64_t limit = (uint64_t)1 << (i < 2 ? 40 : 36), base = (uint64_t)1 << 44;
         wrong = o, wrong.stable = i >= 2, bad.opt = &wrong, bad_tensor = t;
-        bad_tensor.n = (size_t)(limit - i % 2), bad_tensor.state_size = kopt_state_size(&wrong, bad_tensor.n);
+        bad_tensor.n = (size_t)(limit - i % 2), bad_tensor.state_size = kopt_state_size(&wrong, &bad_tensor);
         bad_tensor.weight = (void *)(uintptr_t)base, bad_tensor.grad = (void *)(uintptr_t)(2 * base);
         bad_tensor.state = (void *)(uintptr_t)(4 * base);
         if (i % 2 == 0)
@@ -1015,7 +1019,7 @@ static void accumulations(int lists) {
         float *const out = malloc(4 * n + 1), *const out2 = device_new(4 * n);
         uint32_t *const counts = device_new(8), *const there = below(2) ? counts : NULL;
         kopt_accumulator a = kopt_accumulator_of(sum, f, rest, n), b;
-        a.rounding = (kopt_rounding)below(5), a.compensation_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
+        a.rounding = (kopt_rounding)below(5), a.residual_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
         a.seed = noise(), a.id = noise(), a.first_index = ((uint64_t)noise() << below(30)) + below(3);
         if (a.rounding == KOPT_NEAREST || a.rounding == KOPT_STOCHASTIC) a.residual = NULL;
         memset(sum, 0x7f, size), memset(sum2, 0x7f, size + shift); /* not read before the first addition */
@@ -1030,8 +1034,8 @@ static void accumulations(int lists) {
                    made(kopt_cuda_accumulator_read(&b, out2, there, stream)) != KOPT_OK;
             bad += !same((void *)out, (void *)out2, KOPT_F32, n);
             fill(grad + grad_shift, g, n, -10, 2, 0, rare);
-            bad += kopt_accumulate(&a, grad + grad_shift, g, scale) != KOPT_OK;
-            bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, scale, there, &plan, stream)) != KOPT_OK;
+            bad += kopt_accumulator_add(&a, grad + grad_shift, g, scale) != KOPT_OK;
+            bad += made(kopt_cuda_accumulator_add(&b, grad + grad_shift, g, scale, there, &plan, stream)) != KOPT_OK;
             bad += memcmp(sum, sum2 + shift, size) != 0;
             if (a.residual) bad += memcmp(rest, rest2 + shift, 2 * n) != 0;
             bad += there ? counts[0] != a.count || counts[1] != a.step || b.count != 0 || b.step != 0
@@ -1039,7 +1043,7 @@ static void accumulations(int lists) {
         }
         bad += kopt_cuda_plan_status(&plan)->result != KOPT_OK;
         counts[0] = 1, counts[1] = 0xffffffff; /* the end of a count: nothing moves */
-        bad += made(kopt_cuda_accumulate(&b, grad + grad_shift, g, 1, counts, &plan, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_accumulator_add(&b, grad + grad_shift, g, 1, counts, &plan, stream)) != KOPT_OK;
         bad += kopt_cuda_plan_status(&plan)->result != KOPT_ERROR_STEP;
         bad += made(kopt_cuda_plan_acknowledge(&plan, stream)) != KOPT_OK;
         bad += memcmp(sum, sum2 + shift, size) != 0 || counts[0] != 1 || counts[1] != 0xffffffff;
@@ -1085,7 +1089,7 @@ static void graphs(void) {
             for (g = 0; g < 2; ++g) {
                 l.opt[g].lr *= 0.75;
                 bad += kopt_cuda_plan_set_optimizer(&l.plan, g, &l.opt[g], stream) != KOPT_OK;
-                l.opt[g].clip = kopt_clip_coefficient(&norm, 0.05, l.opt[g].grad_scale);
+                l.opt[g].clip = kopt_norm_clip(&norm, 0.05, l.opt[g].grad_scale);
             }
             cpu_step(&l);
             for (g = 0; g < 2; ++g) l.opt[g].clip = 1;
@@ -1121,13 +1125,13 @@ static void accumulation_graph(void) {
     bad += kopt_cuda_plan_build(&plan, memory, size, NULL, 0) != KOPT_OK ||
            kopt_cuda_plan_upload(&plan, memory + size, stream) != KOPT_OK;
     bad += cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) != cudaSuccess;
-    bad += kopt_cuda_accumulate(&b, grad, KOPT_BF16, 0.5, counts, &plan, stream) != KOPT_OK;
+    bad += kopt_cuda_accumulator_add(&b, grad, KOPT_BF16, 0.5, counts, &plan, stream) != KOPT_OK;
     bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
     bad += cudaGraphInstantiate(&replay, graph, 0) != cudaSuccess;
     for (k = 0; k < 6; ++k) {
         if (k == 3) bad += cudaMemsetAsync(counts, 0, 4, stream) != cudaSuccess, a.count = 0;
         fill(grad, KOPT_BF16, N, -12, 3, 0, 1u << 31);
-        bad += kopt_accumulate(&a, grad, KOPT_BF16, 0.5) != KOPT_OK;
+        bad += kopt_accumulator_add(&a, grad, KOPT_BF16, 0.5) != KOPT_OK;
         bad += cudaGraphLaunch(replay, stream) != cudaSuccess;
         finish();
         bad += memcmp(a.sum, sum, 2 * N) != 0 || memcmp(a.residual, rest, 2 * N) != 0 || counts[0] != a.count ||

@@ -112,7 +112,7 @@ static kopt_optimizer optimizer_of(const mode *m) {
     if (m->rule == 2) o = kopt_adam_atan2(0.01);
     if (m->rule == 3) o = kopt_smooth_lion(0.01, 1);
 #endif
-    o.weight_format = m->weight, o.moment_format = m->moment, o.rounding = m->rounding;
+    o.moment_format = m->moment, o.rounding = m->rounding;
     return o;
 }
 
@@ -142,11 +142,11 @@ typedef struct part {
     size_t at, size;
 } part;
 
-static size_t parts_of(part *parts, const kopt_optimizer *o, size_t n) {
+static size_t parts_of(part *parts, const kopt_optimizer *o, kopt_format weights, size_t n) {
     const size_t width_of_moment = width(o->moment_format);
-    const size_t residual = o->weight_format == KOPT_F32 || o->rounding < KOPT_KAHAN ? 0 : 2;
+    const size_t residual = weights == KOPT_F32 || o->rounding < KOPT_KAHAN ? 0 : 2;
     size_t count = 0, at = 64, k;
-    const size_t moments = o->rule == KOPT_SGD ? 0 : o->rule == KOPT_LION ? 1 : 2;
+    const size_t moments = o->rule == KOPT_RULE_SGD ? 0 : o->rule == KOPT_RULE_LION ? 1 : 2;
     if (residual) parts[count].at = at, parts[count++].size = residual, at += (n * residual + 15) / 16 * 16;
     for (k = 0; k < moments; ++k)
         parts[count].at = at, parts[count++].size = width_of_moment, at += (n * width_of_moment + 15) / 16 * 16;
@@ -157,15 +157,16 @@ static void check_piece(void *context, uint64_t k) {
     chunk *const c = context;
     const size_t m = c->n - k * PIECE < PIECE ? c->n - k * PIECE : PIECE, size = width(c->mode->weight);
     kopt_optimizer o = optimizer_of(c->mode);
-    const size_t state_size = kopt_state_size(&o, m);
+    const size_t state_size = state_bytes(&o, c->mode->weight, m);
     unsigned char *const weight = calloc(m, size), *const state = calloc(state_size + 1, 1);
-    kopt_tensor t = kopt_tensor_of(weight, c->grad + k * PIECE, KOPT_F32, m, state_size ? state : NULL, state_size);
+    kopt_tensor t = kopt_tensor_of(weight, c->mode->weight, c->grad + k * PIECE, KOPT_F32, m, state_size ? state : NULL,
+                                   state_size);
     part ours[4], theirs[4];
     size_t count, a;
     if (!weight || !state) abort();
     t.first_index = c->first + k * PIECE;
-    DONE(kopt_state_init(&o, &t, NULL));
-    count = parts_of(ours, &o, m), parts_of(theirs, &o, c->n);
+    DONE(kopt_state_init(&o, &t, 1, NULL));
+    count = parts_of(ours, &o, c->mode->weight, m), parts_of(theirs, &o, c->mode->weight, c->n);
     DONE(kopt_optimizer_step(&o, &t, 1));
     c->bad[k] = memcmp(weight, c->weight + k * PIECE * size, m * size) != 0;
     for (a = 0; a < count; ++a)
@@ -177,14 +178,14 @@ static void check_piece(void *context, uint64_t k) {
 static void every_number(const mode *m, int bits) {
     const size_t n = (size_t)1 << (bits < 26 ? bits : 26), weight_size = n * width(m->weight);
     kopt_optimizer o = optimizer_of(m);
-    const size_t state_size = kopt_state_size(&o, n);
+    const size_t state_size = state_bytes(&o, m->weight, n);
     unsigned char *const memory = memory_for(m->name, n, 4 * n + weight_size + state_size + 1024);
     const uint64_t pieces = (n + PIECE - 1) / PIECE;
     uint64_t wrong = 0, k;
     kopt_tensor t;
     chunk c;
     if (!memory) return;
-    t = kopt_tensor_of(memory + 4 * n, memory, KOPT_F32, n, NULL, state_size);
+    t = kopt_tensor_of(memory + 4 * n, m->weight, memory, KOPT_F32, n, NULL, state_size);
     if (state_size) t.state = memory + 4 * n + weight_size;
     c.mode = m, c.bits = bits, c.n = n, c.grad = host_new(4 * n), c.weight = host_new(weight_size);
     c.state = host_new(state_size + 1), c.bad = malloc(pieces);
@@ -194,7 +195,7 @@ static void every_number(const mode *m, int bits) {
         in_threads(fill_piece, &c, pieces);
         to_device(t.grad, c.grad, 4 * n);
         CHECK(cudaMemsetAsync(t.weight, 0, weight_size, stream));
-        DONE(kopt_cuda_state_init(&o, &t, NULL, stream));
+        DONE(kopt_cuda_state_init(&o, &t, 1, NULL, stream));
         make_plan(&p, &o, &t);
         DONE(kopt_cuda_plan_step(&p.plan, stream));
         from_device(c.weight, t.weight, weight_size);
@@ -230,10 +231,10 @@ static void large_step(const char *name, kopt_format moment_format, uint64_t n) 
     made_plan p;
     uint64_t i;
     o.moment_format = moment_format;
-    state_size = kopt_state_size(&o, (size_t)n);
+    state_size = state_bytes(&o, KOPT_BF16, (size_t)n);
     memory = memory_for(name, n, 2 * room + state_size);
     if (!memory) return;
-    t = kopt_tensor_of(memory, memory + room, KOPT_BF16, (size_t)n, memory + 2 * room, state_size);
+    t = kopt_tensor_of(memory, KOPT_BF16, memory + room, KOPT_BF16, (size_t)n, memory + 2 * room, state_size);
     CHECK(cudaMemsetAsync(t.weight, 0x3c, (size_t)n * 2, stream));
     CHECK(cudaMemsetAsync(t.grad, 0x3d, (size_t)n * 2, stream));
     CHECK(cudaMemsetAsync(t.state, 0, state_size, stream));
@@ -247,12 +248,12 @@ static void large_step(const char *name, kopt_format moment_format, uint64_t n) 
         static unsigned char state[KOPT_STATE_BYTES(WINDOW, 6)];
         const size_t m = n - windows[k] < WINDOW ? (size_t)(n - windows[k]) : WINDOW;
         kopt_optimizer q = kopt_adamw(0.01);
-        kopt_tensor w = kopt_tensor_of(weight, grad, KOPT_BF16, m, state, sizeof state);
+        kopt_tensor w = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, m, state, sizeof state);
         q.moment_format = moment_format;
-        w.state_size = kopt_state_size(&q, m);
+        w.state_size = kopt_state_size(&q, &w);
         memset(weight, 0x3c, sizeof weight), memset(grad, 0x3d, sizeof grad);
         w.first_index = windows[k];
-        DONE(kopt_state_init(&q, &w, NULL));
+        DONE(kopt_state_init(&q, &w, 1, NULL));
         for (a = 0; a < 3; ++a) DONE(kopt_optimizer_step(&q, &w, 1));
         from_device(seen, (uint16_t *)t.weight + windows[k], 2 * m);
         bad += memcmp(seen, weight, 2 * m) != 0;

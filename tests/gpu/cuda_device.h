@@ -81,6 +81,11 @@ static inline int device_begin(void) {
     return 1;
 }
 
+static inline size_t state_bytes(const kopt_optimizer *opt, kopt_format weights, size_t n) {
+    const kopt_tensor t = kopt_tensor_of(NULL, weights, NULL, KOPT_F32, n, NULL, 0);
+    return kopt_state_size(opt, &t);
+}
+
 static inline void row(const char *name, double value, const char *unit, const char *verdict) {
     static FILE *rows;
     const char *const path = getenv("CUDA_ROWS");

@@ -47,7 +47,7 @@ static kopt_result gpu_step(kopt_optimizer *opt, kopt_tensor *tensor) {
 /* As the statistics of a plan of one tensor. */
 static kopt_result gpu_norm_add(kopt_norm *sum, const void *x, kopt_format f, size_t n) {
     kopt_optimizer o = kopt_sgd(0.1, 0);
-    kopt_tensor t = kopt_tensor_of(device_new(2 * n), on_device(x), f, n, NULL, 0);
+    kopt_tensor t = kopt_tensor_of(device_new(2 * n), KOPT_BF16, on_device(x), f, n, NULL, 0);
     const kopt_cuda_group group = {&o, &t, 1};
     kopt_cuda_plan plan;
     kopt_norm norm;
@@ -66,7 +66,7 @@ static kopt_result gpu_norm_add(kopt_norm *sum, const void *x, kopt_format f, si
 }
 
 #define kopt_optimizer_step(o, t, count) gpu_step(o, t)
-#define kopt_step_run(s, t) (w.opt.step--, gpu_step(&w.opt, t)) /* kopt_step_begin() has counted */
+#define kopt_step_run(s, t, count) (w.opt.step--, gpu_step(&w.opt, t)) /* kopt_step_begin() has counted */
 #define kopt_norm_add gpu_norm_add
 #define PROBE_NO_MAIN
 #include "../bits/probe.c"

@@ -70,7 +70,7 @@ static void draw_halves(unsigned char *p, size_t n) {
     }
 }
 
-static void new_twins(twins *t, const kopt_optimizer *opt, size_t n, int copy) {
+static void new_twins(twins *t, const kopt_optimizer *opt, kopt_format weights, size_t n, int copy) {
     size_t a, i;
     memset(t, 0, sizeof *t);
     t->opt = *opt;
@@ -79,8 +79,9 @@ static void new_twins(twins *t, const kopt_optimizer *opt, size_t n, int copy) {
     t->host.copy_format = (kopt_format)below(3);
     t->host.id = noise();
     t->host.first_index = below(3) ? 0 : (uint64_t)noise() << 20;
-    t->host.state_size = kopt_state_size(opt, n);
-    t->size[WEIGHT] = n * width(opt->weight_format);
+    t->host.weight_format = weights;
+    t->host.state_size = kopt_state_size(opt, &t->host);
+    t->size[WEIGHT] = n * width(weights);
     t->size[GRAD] = n * width(t->host.grad_format);
     t->size[STATE] = t->host.state_size;
     t->size[COPY] = copy ? n * width(t->host.copy_format) : 0;
@@ -94,7 +95,7 @@ static void new_twins(twins *t, const kopt_optimizer *opt, size_t n, int copy) {
         for (i = 0; i < size; i++) t->base[0][a][i] = (unsigned char)noise();
     }
     draw_values(t->array[0][VALUES], n, below(2) == 0);
-    if (opt->weight_format == KOPT_F32)
+    if (weights == KOPT_F32)
         draw_values(t->array[0][WEIGHT], n, 1);
     else
         draw_halves(t->array[0][WEIGHT], n);
@@ -157,7 +158,7 @@ static int difference(const twins *t) {
     return ARRAYS;
 }
 
-static kopt_optimizer any_optimizer(int ordinary) {
+static kopt_optimizer any_optimizer(void) {
     kopt_optimizer o;
     switch (below(8)) {
     case 0: o = kopt_ranger(0.02); break;
@@ -168,11 +169,10 @@ static kopt_optimizer any_optimizer(int ordinary) {
     case 5: o = kopt_adam(0.01), o.amsgrad = 1; break;
     default: o = kopt_adamw(0.01);
     }
-    o.weight_format = ordinary ? KOPT_BF16 : (kopt_format)below(3);
     o.rounding = (kopt_rounding)below(5);
     o.moment_format = (kopt_format)below(4);
     o.moment_rounding = (kopt_rounding)below(2);
-    o.compensation_rounding = (kopt_rounding)below(2);
+    o.residual_rounding = (kopt_rounding)below(2);
     o.seed = (uint64_t)noise() << 32 | noise();
     o.step = below(1000);
     return o;
@@ -184,21 +184,21 @@ static void inits(int count) {
     static const char *const name[] = {"weight", "gradient", "state", "copy", "fp32 weights"};
     int bad = 0, kept = 0, sizes[3] = {0, 0, 0}, k;
     for (k = 0; k < count; k++) {
-        const kopt_optimizer o = any_optimizer(0);
+        const kopt_optimizer o = any_optimizer();
         const int from_values = below(3) != 0;
         twins t;
         kopt_result host, gpu;
-        new_twins(&t, &o, below(8) ? 1 + below(700) : 1 + below(10), below(2) != 0);
-        host = kopt_state_init(&o, &t.host, from_values ? (void *)t.array[0][VALUES] : NULL);
-        gpu = kopt_cuda_state_init(&o, &t.gpu, from_values ? (void *)t.array[1][VALUES] : NULL, stream);
+        new_twins(&t, &o, (kopt_format)below(3), below(8) ? 1 + below(700) : 1 + below(10), below(2) != 0);
+        host = kopt_state_init(&o, &t.host, 1, from_values ? (void *)t.array[0][VALUES] : NULL);
+        gpu = kopt_cuda_state_init(&o, &t.gpu, 1, from_values ? (void *)t.array[1][VALUES] : NULL, stream);
         if (host != KOPT_OK || gpu != KOPT_OK || difference(&t) != ARRAYS) {
             if (bad++ == 0)
                 note("rule %d, weights %d, rounding %d, moments %d, n %d, results %d and %d: %s", (int)o.rule,
-                     (int)o.weight_format, (int)o.rounding, (int)o.moment_format, (int)t.host.n, (int)host, (int)gpu,
-                     difference(&t) < ARRAYS ? name[difference(&t)] : "");
+                     (int)t.host.weight_format, (int)o.rounding, (int)o.moment_format, (int)t.host.n, (int)host,
+                     (int)gpu, difference(&t) < ARRAYS ? name[difference(&t)] : "");
         }
         kept += !from_values;
-        sizes[t.host.state_size == 0 ? 0 : o.rule == KOPT_RANGER ? 2 : 1]++;
+        sizes[t.host.state_size == 0 ? 0 : o.rule == KOPT_RULE_RANGER ? 2 : 1]++;
         free_twins(&t);
     }
     ok(bad == 0, "%d blocks are made on the GPU as on the host, with weights and copy", count);
@@ -212,7 +212,7 @@ static void init_from_copy(void) {
     twins t;
     int bad;
     do {
-        new_twins(&t, &o, 333, 1);
+        new_twins(&t, &o, KOPT_BF16, 333, 1);
     } while (t.host.copy_format != KOPT_F32 && (free_twins(&t), 1));
     draw_values(t.host.copy, t.host.n, 1);
     to_device(t.gpu.copy, t.host.copy, 4 * t.host.n);
@@ -221,8 +221,8 @@ static void init_from_copy(void) {
         t.host.n = t.gpu.n = 332;
         t.host.state_size = t.gpu.state_size = t.size[STATE];
     }
-    bad = kopt_state_init(&o, &t.host, t.host.copy) != KOPT_OK ||
-          kopt_cuda_state_init(&o, &t.gpu, t.gpu.copy, stream) != KOPT_OK;
+    bad = kopt_state_init(&o, &t.host, 1, t.host.copy) != KOPT_OK ||
+          kopt_cuda_state_init(&o, &t.gpu, 1, t.gpu.copy, stream) != KOPT_OK;
     ok(!bad && difference(&t) == ARRAYS, "the fp32 weights may be the copy itself");
     free_twins(&t);
 }
@@ -234,7 +234,7 @@ static void refusals(void) {
     kopt_optimizer o = kopt_adamw(1e-3);
     int i, bad = 0, refused = 0;
     twins t;
-    new_twins(&t, &o, 100, 1);
+    new_twins(&t, &o, KOPT_BF16, 100, 1);
     for (i = 0; i < CASES; i++) {
         kopt_optimizer opt = o;
         kopt_tensor pair[2];
@@ -247,7 +247,7 @@ static void refusals(void) {
             switch (i) {
             case 0: opt.made_ = 0; break;
             case 1: opt.lr = -1; break;
-            case 2: opt.weight_format = (kopt_format)9; break;
+            case 2: pair[0].weight_format = pair[1].weight_format = (kopt_format)9; break;
             case 3: p->weight = NULL; break;
             case 4: p->state = NULL; break;
             case 5: p->state_size--; break;
@@ -259,16 +259,17 @@ static void refusals(void) {
             default: values[k] = (char *)p->copy - (p->copy_format == KOPT_F32 ? 4 : 0); break;
             }
         }
-        host = kopt_state_init(&opt, &pair[0], values[0]);
-        gpu = kopt_cuda_state_init(&opt, &pair[1], values[1], stream);
+        host = kopt_state_init(&opt, &pair[0], 1, values[0]);
+        gpu = kopt_cuda_state_init(&opt, &pair[1], 1, values[1], stream);
         if (host == KOPT_OK || host != gpu) note("case %d: %d and %d", i, (int)host, (int)gpu), bad++;
         refused |= 1 << host;
     }
-    bad += kopt_cuda_state_init(&o, NULL, NULL, stream) != KOPT_ERROR_NULL;
-    bad += kopt_cuda_state_init(NULL, &t.gpu, NULL, stream) != kopt_state_init(NULL, &t.host, NULL);
+    bad += kopt_cuda_state_init(&o, NULL, 1, NULL, stream) != KOPT_ERROR_NULL;
+    bad += kopt_cuda_state_init(NULL, &t.gpu, 1, NULL, stream) != kopt_state_init(NULL, &t.host, 1, NULL);
     ok(bad == 0 && difference(&t) == ARRAYS, "init refuses what the host refuses, and writes nothing");
     t.gpu.n = 0;
-    ok(kopt_cuda_state_init(&o, &t.gpu, NULL, stream) == KOPT_OK && difference(&t) == ARRAYS, "no elements, no work");
+    ok(kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) == KOPT_OK && difference(&t) == ARRAYS,
+       "no elements, no work");
     free_twins(&t);
 }
 
@@ -314,16 +315,16 @@ static int backup_differs(const backup *b, const twins *t) {
 static void checkpoints(int count) {
     int bad_save = 0, bad_list = 0, bad_load = 0, bad_steps = 0, blocks = 0, k;
     for (k = 0; k < count; k++) {
-        const kopt_optimizer o = any_optimizer(1);
+        const kopt_optimizer o = any_optimizer();
         const int steps = 1 + (int)below(4);
         unsigned char *ours, *theirs;
         uint32_t begun = 0;
         size_t size;
         backup b;
         twins t;
-        new_twins(&t, &o, 1 + below(600), below(2) != 0);
-        bad_save += kopt_state_init(&o, &t.host, NULL) != KOPT_OK;
-        bad_save += kopt_cuda_state_init(&o, &t.gpu, NULL, stream) != KOPT_OK;
+        new_twins(&t, &o, KOPT_BF16, 1 + below(600), below(2) != 0);
+        bad_save += kopt_state_init(&o, &t.host, 1, NULL) != KOPT_OK;
+        bad_save += kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) != KOPT_OK;
         new_plan(&t);
         new_backup(&b, &t);
         host_steps(&t, steps);
@@ -384,11 +385,11 @@ static void skipped(void) {
     twins t;
     int bad = 0;
     o.seed = 12345, o.step = 10;
-    new_twins(&t, &o, 50, 0);
+    new_twins(&t, &o, KOPT_BF16, 50, 0);
     new_backup(&b, &t);
     to_device(flag, &yes, 4);
     options.found_inf = flag;
-    bad += kopt_cuda_state_init(&o, &t.gpu, NULL, stream) != KOPT_OK;
+    bad += kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) != KOPT_OK;
     new_plan(&t);
     gpu_steps(&t, 2);
     bad += kopt_cuda_plan_set_options(&t.plan, &options, stream) != KOPT_OK;
@@ -407,10 +408,10 @@ static void bad_blocks(void) {
     size_t size;
     twins t;
     int bad = 0;
-    new_twins(&t, &o, 300, 1);
+    new_twins(&t, &o, KOPT_BF16, 300, 1);
     size = t.host.state_size;
-    bad += kopt_state_init(&o, &t.host, NULL) != KOPT_OK;
-    bad += kopt_cuda_state_init(&o, &t.gpu, NULL, stream) != KOPT_OK;
+    bad += kopt_state_init(&o, &t.host, 1, NULL) != KOPT_OK;
+    bad += kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) != KOPT_OK;
     new_plan(&t);
     new_backup(&b, &t);
     before = b;
@@ -468,10 +469,10 @@ static void captures(void) {
     void *other;
     twins t;
     int bad = 0, i;
-    new_twins(&t, &o, 100, 0);
+    new_twins(&t, &o, KOPT_BF16, 100, 0);
     new_backup(&b, &t);
-    bad += kopt_state_init(&o, &t.host, NULL) != KOPT_OK;
-    bad += kopt_cuda_state_init(&o, &t.gpu, NULL, stream) != KOPT_OK;
+    bad += kopt_state_init(&o, &t.host, 1, NULL) != KOPT_OK;
+    bad += kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) != KOPT_OK;
     new_plan(&t);
     other = device_new(t.plan.size);
     finish();
@@ -479,7 +480,7 @@ static void captures(void) {
     bad += cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) != cudaSuccess;
     bad += kopt_cuda_plan_upload(&t.plan, other, captured) != KOPT_ERROR_CAPTURE;
     bad += t.plan.device != t.device;
-    bad += kopt_cuda_state_init(&o, &t.gpu, NULL, captured) != KOPT_ERROR_CAPTURE;
+    bad += kopt_cuda_state_init(&o, &t.gpu, 1, NULL, captured) != KOPT_ERROR_CAPTURE;
     bad += kopt_cuda_state_load(&o, &t.gpu, &t.host, captured) != KOPT_ERROR_CAPTURE;
     bad += kopt_cuda_plan_step(&t.plan, captured) != KOPT_OK;
     bad += kopt_cuda_state_save(&t.plan, 0, &b.opt, &t.gpu, &b.tensor, captured) != KOPT_OK;
@@ -503,8 +504,8 @@ static void words(void) {
     kopt_norm sum, host = {0};
     twins t;
     int bad = 0;
-    new_twins(&t, &o, 200, 0);
-    bad += kopt_cuda_state_init(&o, &t.gpu, NULL, stream) != KOPT_OK;
+    new_twins(&t, &o, KOPT_BF16, 200, 0);
+    bad += kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) != KOPT_OK;
     bad += kopt_cuda_plan_norm(&t.plan, &norm) != NULL || norm != 0;
     new_plan(&t);
     bad += kopt_cuda_plan_norm(&t.plan, &norm) == NULL || norm * sizeof(uint64_t) != sizeof(kopt_norm);

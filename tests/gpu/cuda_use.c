@@ -18,7 +18,7 @@ int main(void) {
     static float read[100];
     kopt_accumulator sum = kopt_accumulator_of(weight, KOPT_BF16, NULL, 100);
     kopt_optimizer opt = kopt_adamw(1e-3);
-    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, 100, state, sizeof state), host = t;
+    kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, 100, state, sizeof state), host = t;
     kopt_cuda_group group = {&opt, &t, 1};
     kopt_cuda_options options = {0, 0, NULL, NULL, NULL};
     kopt_cuda_plan plan;
@@ -39,13 +39,13 @@ int main(void) {
     bad += kopt_cuda_plan_set_optimizer(&plan, 0, &opt, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_plan_set_step(&plan, 0, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_plan_acknowledge(&plan, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_state_init(&opt, &t, NULL, NULL) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_state_init(&opt, &t, 1, NULL, NULL) != KOPT_ERROR_ISA;
     bad += kopt_cuda_plan_set_arrays(&plan, 0, 1, &t, NULL) != KOPT_ERROR_ISA;
     host.weight = grad, host.grad = NULL, host.state = other;
     bad += kopt_cuda_state_save(&plan, 0, &opt, &t, &host, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_state_init(&opt, &host, NULL) != KOPT_OK;
+    bad += kopt_state_init(&opt, &host, 1, NULL) != KOPT_OK;
     bad += kopt_cuda_state_load(&opt, &t, &host, NULL) != KOPT_ERROR_ISA;
-    bad += kopt_cuda_accumulate(&sum, grad, KOPT_BF16, 1, NULL, NULL, NULL) != KOPT_ERROR_ISA || sum.count != 0 ||
+    bad += kopt_cuda_accumulator_add(&sum, grad, KOPT_BF16, 1, NULL, NULL, NULL) != KOPT_ERROR_ISA || sum.count != 0 ||
            sum.step != 0;
     bad += kopt_cuda_accumulator_read(&sum, read, NULL, NULL) != KOPT_ERROR_ISA;
     bad += cudaGetLastError() == 0; /* still there */

@@ -23,7 +23,7 @@ COLUMNS = 120
 FORMATTER = "19."  # the version of clang-format; others differ in what they make of the same settings
 HEADER, CUDA = "kahan_opt.h", "kahan_opt_cuda.cuh"
 WORDS_OF_C = set("const double enum extern float if inline int return size_t static struct typedef union unsigned "
-                 "void volatile char else for while sizeof".split())
+                 "void volatile char else for while sizeof NULL".split())
 SCRATCH = os.path.join(api.ROOT, "build", "tests", "style")
 
 
@@ -499,10 +499,10 @@ CHECKS = [check_contents, check_stretches, check_order, check_reference, check_s
 
 
 def swapped_definitions(tree):
-    """The header with the definitions of two constructors in each other's place."""
-    text, swap = tree.read(HEADER), {"kopt_sgd": "kopt_radam", "kopt_radam": "kopt_sgd"}
+    """The header with two definitions in each other's place."""
+    text, swap = tree.read(HEADER), {"kopt_norm_add": "kopt_clip_value", "kopt_clip_value": "kopt_norm_add"}
     begin = re.search(r"^/\* IMPLEMENTATION\b", text, re.M).start()
-    return text[:begin] + re.sub(r"\b(kopt_sgd|kopt_radam)(?=\()", lambda m: swap[m.group(1)], text[begin:])
+    return text[:begin] + re.sub(r"\b(kopt_norm_add|kopt_clip_value)(?=\()", lambda m: swap[m.group(1)], text[begin:])
 
 
 def faults(tree):

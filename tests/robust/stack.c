@@ -106,6 +106,7 @@ static kopt_counts counts;
 static kopt_norm norm, other_norm;
 static kopt_result result;
 static size_t range_begin, range_end;
+static volatile double number;
 static kopt_slot stream;
 static int wrong;
 
@@ -140,41 +141,42 @@ static void take(int class, const char *name, void (*f)(void), const char *optio
 
 /* ---- steps ------------------------------------------------------------------------------------------------------ */
 
-static void run_begin(void) { result = kopt_step_begin(&opt, &step); }
-static void run_step(void) { result = kopt_step_run(&step, &t); }
-static void run_range(void) { result = kopt_step_range(&step, &t, range_begin, range_end); }
-static void run_list_range(void) { result = kopt_step_list_range(&step, &t, 1, range_begin, kopt_list_size(&t, 1)); }
-static void run_measure(void) { result = kopt_stable_measure(&step, &t, range_begin, range_end, &norm); }
+static void run_begin(void) { result = kopt_step_begin(&step, &opt); }
+static void run_step(void) { result = kopt_step_run(&step, &t, 1); }
+static void run_range(void) { result = kopt_step_range(&step, &t, 1, range_begin, range_end); }
+static void run_measure(void) { result = kopt_norm_add_stable(&norm, &step, &t, range_begin, range_end); }
 static void run_list(void) { result = kopt_optimizer_step(&opt, &t, 1); }
-static void run_init(void) { result = kopt_state_init(&opt, &t, (const float *)(const void *)float_room); }
+static void run_init(void) { result = kopt_state_init(&opt, &t, 1, (const float *)(const void *)float_room); }
 static void run_read(void) { result = kopt_state_read(&opt, &t, stream, (float *)(void *)float_room); }
 static void run_write(void) { result = kopt_state_write(&opt, &t, stream, (const float *)(const void *)float_room); }
 static void run_save(void) { result = kopt_save(&opt, &t, 1, image, sizeof image); }
+static void run_explain(void) { number = kopt_explain(&opt, &t, 1) != NULL; }
+static void run_dither(void) {
+    result = kopt_state_init(&opt, &t, 1, NULL);
+    if (result == KOPT_OK) result = kopt_state_dither(&opt, &t, 1);
+}
 static void run_load(void) { result = kopt_load(&opt, &t, 1, image, sizeof image); }
 
 /* What is there before each call: the state block stays. */
 static void refill(int special) {
-    fill(weight_room, opt.weight_format, t.n, 0);
+    fill(weight_room, t.weight_format, t.n, 0);
     fill(grad_room, t.grad_format, t.n, special);
 }
 
-static int moments_of(kopt_optimizer o) {
-    kopt_step s;
-    return kopt_step_begin(&o, &s) == KOPT_OK ? s.moment_count : 0;
-}
+static int moments_of(kopt_optimizer o) { return kopt_moments_(&o); }
 
 static void run_all(int class, const char *options, int states) {
     const int moments = moments_of(opt);
-    t.state_size = kopt_state_size(&opt, t.n);
+    t.state_size = kopt_state_size(&opt, &t);
     fill(float_room, KOPT_F32, t.n, 0);
     if (states)
         take(class, "kopt_state_init", run_init, options);
     else
         run_init();
     if (states) {
-        for (stream = KOPT_WEIGHT; (int)stream <= moments; stream = (kopt_slot)(stream + 1)) {
+        for (stream = KOPT_SLOT_WEIGHT; (int)stream <= moments; stream = (kopt_slot)(stream + 1)) {
             take(class, "kopt_state_read", run_read, options);
-            if (opt.moment_format != KOPT_FP16 || stream == KOPT_WEIGHT) fill(float_room, KOPT_F32, t.n, 0);
+            if (opt.moment_format != KOPT_FP16 || stream == KOPT_SLOT_WEIGHT) fill(float_room, KOPT_F32, t.n, 0);
             take(class, "kopt_state_write", run_write, options);
         }
 #ifndef KAHAN_OPT_NO_SIMD
@@ -184,12 +186,15 @@ static void run_all(int class, const char *options, int states) {
             take(class, "kopt_save", run_save, options);
             take(class, "kopt_load", run_load, options);
         }
+        take(class, "kopt_explain", run_explain, options);
+        if (opt.rule != KOPT_RULE_EMA && (t.weight_format == KOPT_F32 || opt.rounding != KOPT_NEAREST))
+            take(class, "kopt_state_dither", run_dither, options);
         run_init();
     }
     refill(1);
     take(class, "kopt_optimizer_step", run_list, options);
     refill(0);
-    if (opt.rule == KOPT_RANGER) opt.step = 5; /* the next one ends in Lookahead */
+    if (opt.rule == KOPT_RULE_RANGER) opt.step = 5; /* the next one ends in Lookahead */
     take(class, "kopt_step_begin", run_begin, options);
     take(class, "kopt_step_run", run_step, options);
     range_begin = t.n > 512 ? 256 : 0;
@@ -198,11 +203,8 @@ static void run_all(int class, const char *options, int states) {
     refill(1);
     t.stable_scale = opt.stable ? 1 : 0;
     take(class, "kopt_step_range", run_range, options);
-    take(class, "kopt_step_begin", run_begin, options);
-    refill(1);
-    take(class, "kopt_step_list_range", run_list_range, options);
     t.stable_scale = 0;
-    if (opt.rule == KOPT_ADAM && opt.stable) take(class, "kopt_stable_measure", run_measure, options);
+    if (opt.rule == KOPT_RULE_ADAM && opt.stable) take(class, "kopt_norm_add_stable", run_measure, options);
     run_init();
 }
 
@@ -217,12 +219,12 @@ static void formats(int rule, const char *name) {
             for (moment = 0; moment < (moments_of(opt) ? 4 : 1); ++moment)
                 for (way = 0; way < 2; ++way)
                     for (grad = 0; grad < 3; ++grad) {
-                        opt.weight_format = (kopt_format)weight;
+                        t.weight_format = (kopt_format)weight;
                         opt.rounding = (kopt_rounding)rounding;
                         opt.moment_format = (kopt_format)moment;
-                        opt.moment_rounding = opt.compensation_rounding = (kopt_rounding)way;
+                        opt.moment_rounding = opt.residual_rounding = (kopt_rounding)way;
                         class = moment == KOPT_Q8 && moments_of(opt) ? CODED : PLAIN;
-                        if (rule > KOPT_EMA) class = VECTOR_MATH;
+                        if (rule > KOPT_RULE_EMA) class = VECTOR_MATH;
                         for (k = 0; k < 4; ++k) { /* first as the fast kernels want it, then not */
                             t.n = lengths[k];
                             t.grad_format = (kopt_format)grad;
@@ -234,8 +236,8 @@ static void formats(int rule, const char *name) {
                                 if (below(2)) t.copy = copy_room;
                                 if (below(2)) t.counts = &counts;
                                 t.copy_format = copy_formats[below(3)];
-                                opt.zero_grad = rule != KOPT_EMA && below(2);
-                                if (opt.stable == 0 && rule != KOPT_EMA) opt.moments_only = !below(4);
+                                opt.zero_grad = rule != KOPT_RULE_EMA && below(2);
+                                if (opt.stable == 0 && rule != KOPT_RULE_EMA) opt.moments_only = !below(4);
                             }
                             opt.step = 0;
                             states = grad == 0 && way == 0 && k == 0;
@@ -251,22 +253,22 @@ static void formats(int rule, const char *name) {
 
 static void steps(void) {
     memset(&t, 0, sizeof t);
-    t = kopt_tensor_of(weight_room, grad_room, KOPT_BF16, N, state_room, sizeof state_room);
-    opt = kopt_sgd(0.01, 0), formats(KOPT_SGD, "SGD");
-    opt = kopt_sgd(0.01, 0.9), opt.weight_decay = 0.01, formats(KOPT_SGD, "momentum");
-    opt = kopt_sgd(0.01, 0.9), opt.nesterov = 1, formats(KOPT_SGD, "Nesterov");
-    opt = kopt_adam(0.01), opt.weight_decay = 0.01, formats(KOPT_ADAM, "Adam");
-    opt = kopt_adamw(0.01), formats(KOPT_ADAM, "AdamW");
-    opt = kopt_adamw(0.01), opt.amsgrad = 1, formats(KOPT_ADAM, "AMSGrad");
-    opt = kopt_stable_adamw(0.01), formats(KOPT_ADAM, "StableAdamW");
-    opt = kopt_lion(0.01), formats(KOPT_LION, "Lion");
-    opt = kopt_adan(0.01), formats(KOPT_ADAN, "Adan");
-    opt = kopt_radam(0.01), formats(KOPT_RADAM, "RAdam");
-    opt = kopt_ranger(0.01), formats(KOPT_RANGER, "Ranger");
-    opt = kopt_ema(0.99), formats(KOPT_EMA, "EMA");
+    t = kopt_tensor_of(weight_room, KOPT_BF16, grad_room, KOPT_BF16, N, state_room, sizeof state_room);
+    opt = kopt_sgd(0.01, 0), formats(KOPT_RULE_SGD, "SGD");
+    opt = kopt_sgd(0.01, 0.9), opt.weight_decay = 0.01, formats(KOPT_RULE_SGD, "momentum");
+    opt = kopt_sgd(0.01, 0.9), opt.nesterov = 1, formats(KOPT_RULE_SGD, "Nesterov");
+    opt = kopt_adam(0.01), opt.weight_decay = 0.01, formats(KOPT_RULE_ADAM, "Adam");
+    opt = kopt_adamw(0.01), formats(KOPT_RULE_ADAM, "AdamW");
+    opt = kopt_adamw(0.01), opt.amsgrad = 1, formats(KOPT_RULE_ADAM, "AMSGrad");
+    opt = kopt_stable_adamw(0.01), formats(KOPT_RULE_ADAM, "StableAdamW");
+    opt = kopt_lion(0.01), formats(KOPT_RULE_LION, "Lion");
+    opt = kopt_adan(0.01), formats(KOPT_RULE_ADAN, "Adan");
+    opt = kopt_radam(0.01), formats(KOPT_RULE_RADAM, "RAdam");
+    opt = kopt_ranger(0.01), formats(KOPT_RULE_RANGER, "Ranger");
+    opt = kopt_ema(0.99), formats(KOPT_RULE_EMA, "EMA");
 #ifdef KAHAN_OPT_VMATH
-    opt = kopt_adam_atan2(0.01), formats(KOPT_ADAM_ATAN2, "Adam-atan2");
-    opt = kopt_smooth_lion(0.01, 2), formats(KOPT_ADAM_ATAN2, "smooth Lion");
+    opt = kopt_adam_atan2(0.01), formats(KOPT_RULE_ADAM_ATAN2, "Adam-atan2");
+    opt = kopt_smooth_lion(0.01, 2), formats(KOPT_RULE_ADAM_ATAN2, "smooth Lion");
 #endif
 }
 
@@ -282,7 +284,6 @@ static struct {
 static kopt_accumulator sums;
 static kopt_compressor codec;
 static kopt_scaler scaler;
-static volatile double number;
 static volatile uint32_t random_number;
 static const void *shards[3];
 
@@ -293,15 +294,15 @@ static void run_stochastic(void) {
 static void run_all_finite(void) { number = kopt_all_finite(bulk.src, bulk.from, bulk.n); }
 static void run_norm(void) { result = kopt_norm_add(&norm, bulk.src, bulk.from, bulk.n); }
 static void run_norm_grads(void) { result = kopt_norm_add_grads(&norm, &t, 1); }
-static void run_norm_range(void) { result = kopt_norm_add_grads_range(&norm, &t, 1, 1, t.n); }
+static void run_norm_range(void) { result = kopt_norm_add_range(&norm, &t, 1, 1, t.n); }
 static void run_merge(void) { result = kopt_norm_merge(&norm, &other_norm); }
 static void run_value(void) { number = kopt_norm_value(&norm); }
-static void run_norm_clip(void) { number = kopt_clip_coefficient(&norm, 1, 1); }
-static void run_stable_scale(void) { number = (double)kopt_stable_scale(&norm, N); }
+static void run_norm_clip(void) { number = kopt_norm_clip(&norm, 1, 1); }
+static void run_stable_scale(void) { number = kopt_norm_stable_scale(&norm, N); }
 static void run_clip(void) { result = kopt_clip_value(bulk.dst, bulk.to, bulk.n, 0.25); }
 static void run_scaler(void) { result = kopt_scaler_step(&scaler, &opt, &t, 1, 1.0, NULL, NULL); }
 static void run_update(void) { result = kopt_scaler_update(&scaler, 1); }
-static void run_accumulate(void) { result = kopt_accumulate(&sums, bulk.src, bulk.from, 0.5); }
+static void run_accumulate(void) { result = kopt_accumulator_add(&sums, bulk.src, bulk.from, 0.5); }
 static void run_kahan_add(void) {
     result = kopt_kahan_add(copy_room, code_room, bulk.to, (const float *)(const void *)float_room, bulk.n,
                             (kopt_random_key){7, 3, 1, 5});
@@ -315,9 +316,9 @@ static void run_reduce(void) { result = kopt_reduce(bulk.dst, bulk.to, shards, 3
 static void run_random(void) { random_number = kopt_random((kopt_random_key){7, 3, 1, 0}, 0, 12345); }
 static void run_small(void) {
     kopt_optimizer o = kopt_ranger(0.01);
-    number = (double)kopt_state_size(&o, N) + kopt_version() + (kopt_result_string(KOPT_OK) != NULL);
+    number = (double)kopt_state_size(&o, &t) + kopt_version() + (kopt_result_string(KOPT_OK) != NULL);
     number = (int)kopt_isa_current() + kopt_isa_usable(KOPT_ISA_AVX2) + (kopt_isa_name(KOPT_ISA_NEON) != NULL);
-    scaler = kopt_grad_scaler();
+    scaler = kopt_scaler_of();
 }
 
 static void tools(void) {
@@ -340,14 +341,14 @@ static void tools(void) {
             t.grad_format = bulk.from;
             t.n = bulk.n;
             take(PLAIN, "kopt_norm_add_grads", run_norm_grads, options);
-            take(PLAIN, "kopt_norm_add_grads_range", run_norm_range, options);
+            take(PLAIN, "kopt_norm_add_range", run_norm_range, options);
             take(PLAIN, "kopt_norm_merge", run_merge, options);
             bulk.src = slow_room;
             memset(&norm, 0, sizeof norm);
             take(PLAIN, "kopt_norm_add", run_norm, options);
             take(PLAIN, "kopt_norm_value", run_value, options);
-            take(PLAIN, "kopt_clip_coefficient", run_norm_clip, options);
-            take(PLAIN, "kopt_stable_scale", run_stable_scale, options);
+            take(PLAIN, "kopt_norm_clip", run_norm_clip, options);
+            take(PLAIN, "kopt_norm_stable_scale", run_stable_scale, options);
             bulk.to = bulk.from;
             bulk.dst = slow_room;
             take(PLAIN, "kopt_clip_value", run_clip, options);
@@ -367,18 +368,18 @@ static void tools(void) {
                     sums =
                         kopt_accumulator_of(copy_room, bulk.to, to == KOPT_F32 || way < 4 ? NULL : code_room, bulk.n);
                     sums.rounding = (kopt_rounding)(way / 2);
-                    sums.compensation_rounding = (kopt_rounding)(way % 2);
+                    sums.residual_rounding = (kopt_rounding)(way % 2);
                     snprintf(options, sizeof options, "from format %d to %d, rounding %d, n %d", from, to, way,
                              (int)bulk.n);
-                    take(PLAIN, "kopt_accumulate", run_accumulate, options);
-                    take(PLAIN, "kopt_accumulate", run_accumulate, options);
+                    take(PLAIN, "kopt_accumulator_add", run_accumulate, options);
+                    take(PLAIN, "kopt_accumulator_add", run_accumulate, options);
                     take(PLAIN, "kopt_accumulator_read", run_accumulator_read, options);
                 }
             }
-            for (code = KOPT_BF16; code <= KOPT_SIGN; ++code)
+            for (code = KOPT_BF16; code <= KOPT_Q1; ++code)
                 for (residual = -1; residual < 3; ++residual)
                     for (way = 0; way < 2; ++way) {
-                        if (code == KOPT_SIGN && way == 1 && residual >= 0) continue;
+                        if (code == KOPT_Q1 && way == 1 && residual >= 0) continue;
                         codec = kopt_compressor_of((kopt_format)code, residual < 0 ? NULL : slow_room, bulk.n);
                         if (residual >= 0) codec.residual_format = (kopt_format)residual;
                         codec.rounding = codec.residual_rounding = (kopt_rounding)way;
@@ -392,11 +393,12 @@ static void tools(void) {
                     }
             fill(grad_room, bulk.from, bulk.n, 0);
             opt = kopt_adamw(0.01);
-            scaler = kopt_grad_scaler();
+            scaler = kopt_scaler_of();
+            t.weight_format = KOPT_BF16;
             t.first_index = 0;
             t.copy = NULL;
             t.counts = NULL;
-            t.state_size = kopt_state_size(&opt, t.n);
+            t.state_size = kopt_state_size(&opt, &t);
             fill(float_room, KOPT_F32, t.n, 0);
             run_init();
             take(PLAIN, "kopt_scaler_step", run_scaler, options);
@@ -422,9 +424,9 @@ static void run_atan2(void) {
 static void run_sincospi(void) {
     result = kopt_vmath_sincospi(floats(float_room), floats(copy_room), floats(grad_room), bulk.n);
 }
-static void run_map(void) { result = kopt_map(function, bulk.dst, bulk.src, bulk.to, bulk.n); }
+static void run_map(void) { result = kopt_map(bulk.dst, bulk.src, bulk.to, bulk.n, function); }
 static void run_map_backward(void) {
-    result = kopt_map_backward(function, bulk.dst, slow_room, bulk.src, bulk.to, bulk.n);
+    result = kopt_map_backward(bulk.dst, slow_room, bulk.src, bulk.to, bulk.n, function);
 }
 static void run_normal(void) { result = kopt_normal(bulk.dst, bulk.to, bulk.n, 0, 1, (kopt_random_key){7, 3, 1, 5}); }
 static void run_uniform(void) {
@@ -459,7 +461,7 @@ static void vector_mathematics(void) {
                 snprintf(options, sizeof options, "function %d, format %d, n %d", f, format, (int)bulk.n);
                 function = (kopt_function)f;
                 take(VECTOR_MATH, "kopt_map", run_map, options);
-                if (f <= KOPT_SOFTPLUS && f != KOPT_LOG)
+                if (f <= KOPT_FN_SOFTPLUS && f != KOPT_FN_LOG)
                     take(VECTOR_MATH, "kopt_map_backward", run_map_backward, options);
             }
         }

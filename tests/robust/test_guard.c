@@ -96,15 +96,15 @@ static kopt_slot stream;
 static float *floats;
 static kopt_norm norm;
 
-static void run_step(void) { result = kopt_step_run(&step, &t); }
-static void run_range(void) { result = kopt_step_range(&step, &t, range_begin, range_end); }
+static void run_step(void) { result = kopt_step_run(&step, &t, 1); }
+static void run_range(void) { result = kopt_step_range(&step, &t, 1, range_begin, range_end); }
 static void run_convert(void) { result = kopt_convert(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n); }
 static void run_stochastic(void) {
     result = kopt_convert_stochastic(bulk.dst, bulk.to, bulk.src, bulk.from, bulk.n,
                                      (kopt_random_key){7, 3, 1, bulk.n % 50});
 }
 static void run_all_finite(void) { result = kopt_all_finite(bulk.src, bulk.from, bulk.n) ? KOPT_OK : KOPT_ERROR_RANGE; }
-static void run_init(void) { result = kopt_state_init(&opt, &t, floats); }
+static void run_init(void) { result = kopt_state_init(&opt, &t, 1, floats); }
 static void run_read(void) { result = kopt_state_read(&opt, &t, stream, floats); }
 static void run_write(void) { result = kopt_state_write(&opt, &t, stream, floats); }
 static unsigned char image[PAGES * 4096 * 2]; /* a checkpoint */
@@ -112,7 +112,7 @@ static void run_save(void) { result = kopt_save(&opt, &t, 1, image, sizeof image
 static void run_load(void) { result = kopt_load(&opt, &t, 1, image, sizeof image); }
 static void run_norm(void) { result = kopt_norm_add(&norm, bulk.src, bulk.from, bulk.n); }
 static void run_clip(void) { result = kopt_clip_value(bulk.dst, bulk.to, bulk.n, 0.25); }
-static void run_measure(void) { result = kopt_stable_measure(&step, &t, range_begin, range_end, &norm); }
+static void run_measure(void) { result = kopt_norm_add_stable(&norm, &step, &t, range_begin, range_end); }
 static void run_list(void) { result = kopt_optimizer_step(&opt, &t, 1); }
 
 /* ---- Cases ------------------------------------------------------------------------------------------------------ */
@@ -130,7 +130,7 @@ static void complain(const char *what, int fault) {
     if (complaints++ < 20)
         note("%s: %s, %s: rule %d, weights %d, rounding %d, moments %d, gradient %d, copy %d, n %lu, [%lu, %lu)",
              kopt_isa_name(kopt_isa_current()), what, fault ? "FAULT" : kopt_result_string(result), (int)opt.rule,
-             (int)opt.weight_format, (int)opt.rounding, (int)opt.moment_format, (int)t.grad_format,
+             (int)t.weight_format, (int)opt.rounding, (int)opt.moment_format, (int)t.grad_format,
              t.copy ? (int)t.copy_format : -1, (unsigned long)t.n, (unsigned long)range_begin,
              (unsigned long)range_end);
 }
@@ -141,6 +141,7 @@ static int with_copy;
 /* Kind number k of KINDS: rule, rounding, the three formats, copy. */
 static void set_kind(int k) {
     const int rule = k % RULES;
+    kopt_format weight;
     k /= RULES;
     opt = rule == 0               ? kopt_sgd(1e-3, 0)
           : rule == 1             ? kopt_sgd(1e-3, 0.9)
@@ -154,10 +155,10 @@ static void set_kind(int k) {
     opt.amsgrad = rule == 3;
     opt.lookahead = rule == 8 ? 1 : 1000; /* the slow weights are written, or not */
     opt.rounding = (kopt_rounding)(k % 5), k /= 5;
-    opt.weight_format = (kopt_format)(k % 3), k /= 3;
+    weight = (kopt_format)(k % 3), k /= 3;
     opt.moment_format = (kopt_format)(k % 4), k /= 4;
     opt.step = 4;
-    t = kopt_tensor_of(NULL, NULL, (kopt_format)(k % 3), 0, NULL, 0);
+    t = kopt_tensor_of(NULL, weight, NULL, (kopt_format)(k % 3), 0, NULL, 0);
     t.copy_format = (kopt_format)(k / 3 % 3);
     t.first_index = below(300);
     with_copy = k / 3 < 3;
@@ -180,15 +181,15 @@ static void fill(void *array, kopt_format f, size_t n) {
 /* The arrays of one tensor, each flush with its side of its region. */
 static void lay(size_t n, const int side[REGIONS], size_t size[REGIONS]) {
     int r;
-    t.n = n, t.state_size = ref_layout_of(&opt, n).size;
-    size[WEIGHT] = n * ref_width(opt.weight_format), size[GRAD] = n * ref_width(t.grad_format);
+    t.n = n, t.state_size = ref_layout_of(&opt, t.weight_format, n).size;
+    size[WEIGHT] = n * ref_width(t.weight_format), size[GRAD] = n * ref_width(t.grad_format);
     size[STATE] = t.state_size, size[COPY] = n * ref_width(t.copy_format), size[FLOATS] = 4 * n;
     t.weight = flush_with(WEIGHT, side[WEIGHT], size[WEIGHT]);
     t.grad = flush_with(GRAD, side[GRAD], size[GRAD]);
     t.state = flush_with(STATE, side[STATE], size[STATE]);
     t.copy = with_copy ? flush_with(COPY, side[COPY], size[COPY]) : NULL;
     for (r = 0; r < REGIONS; ++r) set_margin(r, side[r], size[r]);
-    fill(t.weight, opt.weight_format, n);
+    fill(t.weight, t.weight_format, n);
 }
 
 /* ---- Steps: no access outside any array; a gradient that is not set to zero is only read ------------------------- */
@@ -206,7 +207,7 @@ static void check_steps(kopt_isa isa, int quick) {
             opt.zero_grad = !read_only;
             lay(a_length(), side, size);
             fill(t.grad, t.grad_format, t.n);
-            if (kopt_state_init(&opt, &t, NULL) != KOPT_OK || kopt_step_begin(&opt, &step) != KOPT_OK) {
+            if (kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK || kopt_step_begin(&step, &opt) != KOPT_OK) {
                 result = KOPT_ERROR_STATE, complain("not ready", 0), ++bad;
                 continue;
             }
@@ -224,8 +225,8 @@ static void check_steps(kopt_isa isa, int quick) {
 
 /* One range, with the page before its first element of an array, or after its last, read-only. */
 static int range_faults(int array, int after) {
-    const ref_layout l = ref_layout_of(&opt, t.n);
-    const size_t width[ARRAYS] = {ref_width(opt.weight_format),
+    const ref_layout l = ref_layout_of(&opt, t.weight_format, t.n);
+    const size_t width[ARRAYS] = {ref_width(t.weight_format),
                                   ref_width(t.copy_format),
                                   ref_width(t.grad_format),
                                   l.residual_width,
@@ -248,7 +249,7 @@ static int range_faults(int array, int after) {
     if (region == GRAD) t.grad = room[GRAD] + shift;
     if (region == STATE) t.state = room[STATE] + shift;
     if (region == COPY) t.copy = room[COPY] + shift;
-    if (kopt_state_init(&opt, &t, NULL) != KOPT_OK || kopt_step_begin(&opt, &step) != KOPT_OK) return 1;
+    if (kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK || kopt_step_begin(&step, &opt) != KOPT_OK) return 1;
     protect(region, first, 1, PROT_READ);
     t.stable_scale = opt.stable ? 0.5f : 0;
     fault = faults(run_range);
@@ -264,8 +265,8 @@ static void check_ranges(kopt_isa isa, int quick) {
     for (turn = 0; turn < (quick ? 30 : 120); ++turn) {
         int array, after, hot = turn % 3 == 0; /* a third in kernels of their own: all in bf16, no copy */
         set_kind((int)below(KINDS));
-        if (hot) opt.weight_format = opt.moment_format = t.grad_format = KOPT_BF16;
-        opt.zero_grad = opt.rule != KOPT_EMA;
+        if (hot) t.weight_format = opt.moment_format = t.grad_format = KOPT_BF16;
+        opt.zero_grad = opt.rule != KOPT_RULE_EMA;
         t.n = 4 * page + 77; /* so that only one array of a state block has its range near the page */
         for (array = 0; array < ARRAYS; ++array) {
             if (array == IN_COPY && hot) continue;
@@ -341,13 +342,13 @@ static void check_state(int quick) {
         fill(floats, KOPT_F32, t.n);
         moments = ref_moments(&opt);
         bad += state_faults("init", run_init, FLOATS, -1);
-        for (stream = KOPT_WEIGHT; (int)stream <= moments; stream = (kopt_slot)(stream + 1)) {
-            bad += state_faults("write", run_write, FLOATS, stream == KOPT_WEIGHT ? -1 : WEIGHT);
+        for (stream = KOPT_SLOT_WEIGHT; (int)stream <= moments; stream = (kopt_slot)(stream + 1)) {
+            bad += state_faults("write", run_write, FLOATS, stream == KOPT_SLOT_WEIGHT ? -1 : WEIGHT);
             bad += state_faults("read", run_read, WEIGHT, STATE);
             runs += 2;
         }
         fill(t.grad, t.grad_format, t.n);
-        if (opt.stable && kopt_step_begin(&opt, &step) == KOPT_OK) {
+        if (opt.stable && kopt_step_begin(&step, &opt) == KOPT_OK) {
             range_begin = t.n / 3 / 256 * 256, range_end = t.n;
             bad += state_faults("measure", run_measure, GRAD, STATE);
         }
@@ -384,9 +385,9 @@ static void check_refusals(void) {
     lay(101, side, size);
     floats = (float *)(void *)flush_with(FLOATS, 1, size[FLOATS]);
     fill(t.grad, t.grad_format, t.n), fill(floats, KOPT_F32, t.n);
-    kopt_state_init(&opt, &t, floats);
-    kopt_step_begin(&opt, &step);
-    good = t, good_opt = opt, stream = KOPT_FIRST_MOMENT;
+    kopt_state_init(&opt, &t, 1, floats);
+    kopt_step_begin(&step, &opt);
+    good = t, good_opt = opt, stream = KOPT_SLOT_FIRST_MOMENT;
 #define REFUSED(change, call, want) (change, refused(#change ", " #call, call, want), t = good, opt = good_opt)
     REFUSED(t.n = 103, run_step, KOPT_ERROR_MISMATCH); /* what the block says comes before its size */
     REFUSED(t.n = 100, run_step, KOPT_ERROR_MISMATCH);
@@ -396,6 +397,11 @@ static void check_refusals(void) {
     REFUSED(t.grad = t.weight, run_list, KOPT_ERROR_OVERLAP);
     REFUSED(t.copy = t.state, run_list, KOPT_ERROR_OVERLAP);
     REFUSED(t.grad_format = (kopt_format)3, run_list, KOPT_ERROR_OPTION);
+    REFUSED(t.weight_format = (kopt_format)3, run_list, KOPT_ERROR_OPTION);
+    REFUSED(t.weight_format = KOPT_FP16, run_list, KOPT_ERROR_MISMATCH);
+    REFUSED(t.reserved32_ = 1, run_init, KOPT_ERROR_OPTION);
+    REFUSED(t.reserved_[1] = 1, run_list, KOPT_ERROR_OPTION);
+    REFUSED(opt.reserved_[6] = 1, run_init, KOPT_ERROR_OPTION);
     REFUSED(t.first_index = UINT64_C(1) << 63, run_list, KOPT_ERROR_BOUNDS);
     REFUSED(opt.lr = -1, run_list, KOPT_ERROR_RANGE);
     REFUSED(opt.lr = -1, run_init, KOPT_ERROR_RANGE);
@@ -430,12 +436,12 @@ static void check_low_address(void) {
     kopt_counts *const counts = mmap(low, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     kopt_bf16 *const weight = calloc(MANY, sizeof *weight);
     kopt_optimizer o = kopt_sgd(1, 0);
-    kopt_tensor tensor = kopt_tensor_of(weight, NULL, KOPT_BF16, MANY, NULL, 0);
+    kopt_tensor tensor = kopt_tensor_of(weight, KOPT_BF16, NULL, KOPT_BF16, MANY, NULL, 0);
     o.rounding = KOPT_NEAREST, tensor.counts = counts;
     if ((char *)counts != low || weight == NULL)
         skip("no memory at a low address");
     else
-        ok(kopt_state_init(&o, &tensor, NULL) == KOPT_OK, "counts at a low address, and no initial weights");
+        ok(kopt_state_init(&o, &tensor, 1, NULL) == KOPT_OK, "counts at a low address, and no initial weights");
     if (counts != MAP_FAILED) munmap(counts, page);
     free(weight);
 }

@@ -39,6 +39,36 @@ printf "#define KAHAN_OPT_VMATH\n$implement" >$out/vmath.c
 printf "#include \"kahan_opt.h\"\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n$implement" \
     >$out/often.c
 printf "#define KAHAN_OPT_STATIC\n#include \"kahan_opt.h\"\n$implement#include \"kahan_opt.h\"\n" >$out/often_static.c
+# The public macros that take arguments, as a program calls them.
+cat >$out/macros.c <<'TEXT'
+#include "kahan_opt.h"
+enum { N = 1000 };
+extern unsigned char state[KOPT_STATE_BYTES(N, 6)];
+unsigned char state[KOPT_STATE_BYTES(N, 6)];
+#if defined(__cplusplus) && __cplusplus >= 201103L
+constexpr size_t ROWS = 10, COLUMNS = 100;
+#else
+enum { ROWS = 10, COLUMNS = 100 };
+#endif
+extern unsigned char matrix[KOPT_STATE_BYTES(ROWS * COLUMNS, 6)];
+unsigned char matrix[KOPT_STATE_BYTES(ROWS * COLUMNS, 6)];
+extern kopt_bf16 weight[N], grad[N];
+kopt_bf16 weight[N], grad[N];
+extern float master[N], fp32_grad[N];
+float master[N], fp32_grad[N];
+#ifdef __cplusplus
+extern "C" {
+#endif
+kopt_tensor whole(void);
+kopt_tensor mixed(void);
+kopt_tensor fp32(void);
+#ifdef __cplusplus
+}
+#endif
+kopt_tensor whole(void) { return KOPT_TENSOR(KOPT_BF16, weight, grad, N, state, sizeof state); }
+kopt_tensor mixed(void) { return KOPT_TENSOR(KOPT_FP16, weight, fp32_grad, N, state, sizeof state); }
+kopt_tensor fp32(void) { return KOPT_TENSOR(KOPT_F32, master, fp32_grad, N, state, sizeof state); }
+TEXT
 
 # ---- warnings --------------------------------------------------------------------------------------------------------
 
@@ -139,38 +169,6 @@ if section warnings; then
             check "$c does not if a variable takes it" $c -Wall -Wextra -Werror -I. -O0 -c -o $out/unused.o $out/meant.c
         fi
     done
-    # The public macros that take arguments, as a program calls them.
-    cat >$out/macros.c <<'TEXT'
-#include "kahan_opt.h"
-enum { N = 1000 };
-extern unsigned char state[KOPT_STATE_BYTES(N, 6)];
-unsigned char state[KOPT_STATE_BYTES(N, 6)];
-#if defined(__cplusplus) && __cplusplus >= 201103L
-constexpr size_t ROWS = 10, COLUMNS = 100;
-#else
-enum { ROWS = 10, COLUMNS = 100 };
-#endif
-extern unsigned char matrix[KOPT_STATE_BYTES(ROWS * COLUMNS, 6)];
-unsigned char matrix[KOPT_STATE_BYTES(ROWS * COLUMNS, 6)];
-extern kopt_bf16 weight[N], grad[N];
-kopt_bf16 weight[N], grad[N];
-extern uint32_t bits[2];
-uint32_t bits[2];
-#ifdef __cplusplus
-extern "C" kopt_tensor whole(const kopt_optimizer *opt);
-extern "C"
-#else
-kopt_tensor whole(const kopt_optimizer *opt);
-#endif
-void draw(uint32_t r);
-kopt_tensor whole(const kopt_optimizer *opt) {
-    return KOPT_TENSOR(opt, weight, grad, N, state, sizeof state);
-}
-void draw(uint32_t r) {
-    bits[0] = KOPT_RANDOM_STORE(r, 0);
-    bits[1] = KOPT_RANDOM_STORE(r, 1);
-}
-TEXT
     have gcc && check "the macros in the user's code: gcc" gcc -std=c99 $gcc_c -I. -fsyntax-only $out/macros.c
     have g++ && check "the macros in the user's code: g++" g++ -x c++ -std=c++17 $gcc_cpp -I. \
         -fsyntax-only $out/macros.c
@@ -403,6 +401,15 @@ if section names; then
     { echo '#define KAHAN_OPT_IMPLEMENTATION'; cat kahan_opt.h; echo 'int main(void) { return 0; }'; } >$out/pasted.c
     { echo '#pragma once'; cat kahan_opt.h; } >$out/once.h
     { printf '#ifndef ALL_H\n#define ALL_H\n'; cat kahan_opt.h; echo '#endif'; } >$out/guarded.h
+    # Elements of a size that the format does not have.
+    for wrong in 'KOPT_BF16, master, grad' 'KOPT_F32, weight, fp32_grad' 'KOPT_F32, master, grad' \
+        'KOPT_FP16, weight, (unsigned char *)grad' 'KOPT_BF16, weight, (double *)fp32_grad'; do
+        sed "s/KOPT_TENSOR(KOPT_BF16, weight, grad,/KOPT_TENSOR($wrong,/" $out/macros.c >$out/wrong.c
+        for c in 'gcc -std=c99' 'g++ -x c++ -std=c++98' "${clangs%% *} -std=c99"; do
+            have ${c%% *} && refuse "KOPT_TENSOR($wrong, ..) does not compile: $c" 'negative' $c -I. -fsyntax-only \
+                $out/wrong.c
+        done
+    done
     for header in once guarded; do
         printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "%s.h"\nint main(void) { return 0; }\n' $header \
             >$out/$header.c
@@ -442,20 +449,20 @@ static unsigned char state[KOPT_STATE_BYTES(40, 6)];
 int main(void) {
     float one[40];
     int i;
-    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, 40, state, sizeof state);
+    kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, 40, state, sizeof state);
     for (i = 0; i < 64; i++) g.before[i] = g.between[i] = g.after[i] = 0x5A;
     for (i = 0; i < 40; i++) one[i] = 1, grad[i] = 0x3F80;
     if (size_of_optimizer() != sizeof g.opt || size_of_step() != sizeof g.step) return 1;
     g.opt = kopt_sgd(0.25, 0);
-    if (kopt_state_init(&g.opt, &t, one) != KOPT_OK || kopt_step_begin(&g.opt, &g.step) != KOPT_OK) return 2;
-    if (kopt_step_run(&g.step, &t) != KOPT_OK) return 3;
+    if (kopt_state_init(&g.opt, &t, 1, one) != KOPT_OK || kopt_step_begin(&g.step, &g.opt) != KOPT_OK) return 2;
+    if (kopt_step_run(&g.step, &t, 1) != KOPT_OK) return 3;
     for (i = 0; i < 40; i++)
         if (weight[i] != 0x3F40) return 4; /* 0.75 */
     for (i = 0; i < 64; i++)
         if (g.before[i] != 0x5A || g.between[i] != 0x5A || g.after[i] != 0x5A) return 5;
-    g.opt.rule = KOPT_ADAM_ATAN2; /* there or refused */
+    g.opt.rule = KOPT_RULE_ADAM_ATAN2; /* there or refused */
     g.opt.weight_decay = 0;
-    i = (int)kopt_step_begin(&g.opt, &g.step);
+    i = (int)kopt_step_begin(&g.step, &g.opt);
 #ifdef USES_VMATH
     return kopt_vmath_exp(one, one, 40) != KOPT_OK;
 #else
@@ -494,7 +501,7 @@ TEXT
         done
         ! pair '-DKAHAN_OPT_VMATH -DUSES_VMATH' '' $compiler && grep -q 'kopt_vmath' $out/log
         report $? "$compiler: functions of KAHAN_OPT_VMATH from a library without it do not link"
-        pair -DKAHAN_OPT_STATIC '' $compiler || grep -q 'undefined reference.*kopt_sgd' $out/log
+        pair -DKAHAN_OPT_STATIC '' $compiler || grep -q 'undefined reference.*kopt_optimizer_init' $out/log
         report $? "$compiler: KAHAN_OPT_STATIC without an implementation in its file is right or does not link"
     done
 fi
@@ -502,9 +509,10 @@ fi
 # ---- two versions ----------------------------------------------------------------------------------------------------
 
 # Three versions that can be told apart: each has a struct of a different size.
+this=$(sed -n 's/^#define KOPT_VERSION \([0-9]*\).*/\1/p' kahan_opt.h)
 version() { # version NUMBER: makes that version of the header
     mkdir -p $out/v$1
-    sed "s/KOPT_VERSION 200/KOPT_VERSION $1/; s/KOPT_VERSION != 200/KOPT_VERSION != $1/
+    sed "s/KOPT_VERSION $this/KOPT_VERSION $1/; s/KOPT_VERSION != $this/KOPT_VERSION != $1/
         s/\"success\",/\"success $1\",/
         s/^typedef struct kopt_optimizer {/&\n    char padding_[$1];/" kahan_opt.h >$out/v$1/kahan_opt.h
 }
@@ -512,7 +520,8 @@ version() { # version NUMBER: makes that version of the header
 if section versions; then
     version 100 && version 201 && version 302
     written_twice() {
-        [ "$(grep -c 'KOPT_VERSION 200' kahan_opt.h)" = 1 ] && [ "$(grep -c 'KOPT_VERSION != 200' kahan_opt.h)" = 1 ]
+        [ "$(grep -c "KOPT_VERSION $this" kahan_opt.h)" = 1 ] &&
+            [ "$(grep -c "KOPT_VERSION != $this" kahan_opt.h)" = 1 ]
     }
     check "the version is written twice in the header, once below and once above" written_twice
     user() { # user VERSION LINES...: makes a file that trains with this version
@@ -532,11 +541,11 @@ int user$v(void) { /* 0: it is this version, and a step works */
     unsigned char state[KOPT_STATE_BYTES(40, 2)];
     float one[40];
     int i;
-    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, 40, state, sizeof state);
+    kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, 40, state, sizeof state);
     for (i = 0; i < 40; i++) one[i] = 1, grad[i] = 0x3F80;
     if (kopt_version() != $v || strcmp(kopt_result_string(KOPT_OK), "success $v") != 0) return 1;
     if (sizeof opt.padding_ != $v || opt.lr < 0.25 || opt.lr > 0.25) return 2;
-    if (kopt_state_init(&opt, &t, one) != KOPT_OK || kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return 3;
+    if (kopt_state_init(&opt, &t, 1, one) != KOPT_OK || kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return 3;
     for (i = 0; i < 40; i++)
         if (weight[i] != 0x3F40) return 4; /* 0.75 */
     return 0;

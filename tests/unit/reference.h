@@ -197,21 +197,24 @@ typedef struct ref_layout {
 } ref_layout;
 
 static inline int ref_moments(const kopt_optimizer *o) {
-    if (o->rule == KOPT_SGD) return o->momentum > 0;
-    if (o->rule == KOPT_EMA) return 0;
-    return o->rule == KOPT_LION ? 1 : o->rule == KOPT_ADAN ? 4 : o->rule == KOPT_ADAM && o->amsgrad ? 3 : 2;
+    if (o->rule == KOPT_RULE_SGD) return o->momentum > 0;
+    if (o->rule == KOPT_RULE_EMA) return 0;
+    return o->rule == KOPT_RULE_LION                 ? 1
+           : o->rule == KOPT_RULE_ADAN               ? 4
+           : o->rule == KOPT_RULE_ADAM && o->amsgrad ? 3
+                                                     : 2;
 }
 
 /* Is moment k a mean or a maximum of squares? Of the rules with a second moment each has one there. */
 static inline int ref_square(const kopt_optimizer *o, int k) {
-    return k < ref_moments(o) && (k == 1 || (k == 2 && o->rule == KOPT_ADAM));
+    return k < ref_moments(o) && (k == 1 || (k == 2 && o->rule == KOPT_RULE_ADAM));
 }
 
 static inline size_t ref_room(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
-static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n) {
+static inline ref_layout ref_layout_of(const kopt_optimizer *o, kopt_format f, size_t n) {
     ref_layout l;
-    int carries = o->weight_format != KOPT_F32 && o->rounding >= KOPT_KAHAN, k;
+    int carries = f != KOPT_F32 && o->rounding >= KOPT_KAHAN, k;
     l.residual_width = !carries ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
     l.residual = 64;
     l.size = l.residual + ref_room(n * l.residual_width);
@@ -222,10 +225,10 @@ static inline ref_layout ref_layout_of(const kopt_optimizer *o, size_t n) {
         l.scale[k] = l.size;
         if (k < ref_moments(o) && o->moment_format == KOPT_Q8) l.size += ref_room((n + 255) / 256 * 4);
     }
-    l.slow_width = o->rule == KOPT_RANGER ? ref_width(o->weight_format) : 0;
+    l.slow_width = o->rule == KOPT_RULE_RANGER ? ref_width(f) : 0;
     l.slow = l.size;
     l.size += ref_room(n * l.slow_width);
-    l.slow_residual_width = o->rule == KOPT_RANGER ? l.residual_width : 0;
+    l.slow_residual_width = o->rule == KOPT_RULE_RANGER ? l.residual_width : 0;
     l.slow_residual = l.size;
     l.size += ref_room(n * l.slow_residual_width);
     if (l.size == 64) l.size = 0;
@@ -310,51 +313,51 @@ static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t) {
     const float wd = (float)o->weight_decay;
     s.grad_scale = ref_mul((float)o->grad_scale, (float)o->clip);
     if (o->maximize) s.grad_scale = -s.grad_scale;
-    if (o->decay_mode == KOPT_L2) s.l2 = wd;
+    if (o->decay_mode == KOPT_DECAY_L2) s.l2 = wd;
     s.first = t == 1;
     s.eps = (float)o->eps;
     s.beta1 = (float)o->beta1, s.one_minus_beta1 = ref_one_minus(o->beta1);
     s.beta2 = (float)o->beta2, s.one_minus_beta2 = ref_one_minus(o->beta2);
     s.beta3 = (float)o->beta3, s.one_minus_beta3 = ref_one_minus(o->beta3);
     s.rate = (float)o->lr;
-    if (o->decay_mode == KOPT_DECOUPLED) s.decay = ref_mul(s.rate, wd);
-    if (o->decay_mode == KOPT_FULLY_DECOUPLED) s.decay = ref_mul(ref_div(s.rate, (float)o->max_lr), wd);
-    if (o->rule == KOPT_SGD) {
+    if (o->decay_mode == KOPT_DECAY_DECOUPLED) s.decay = ref_mul(s.rate, wd);
+    if (o->decay_mode == KOPT_DECAY_FULLY_DECOUPLED) s.decay = ref_mul(ref_div(s.rate, (float)o->max_lr), wd);
+    if (o->rule == KOPT_RULE_SGD) {
         s.momentum = (float)o->momentum;
         s.beta1 = t > 1 ? s.momentum : 0, s.one_minus_beta1 = t > 1 ? (float)(1 - o->dampening) : 1;
-    } else if (o->rule == KOPT_ADAM) {
+    } else if (o->rule == KOPT_RULE_ADAM) {
         s.rate = ref_div(s.rate, c1);
         s.root_scale = ref_div(1, ref_sqrt(c2));
 #ifdef KAHAN_OPT_VMATH
-    } else if (o->rule == KOPT_LION) {
+    } else if (o->rule == KOPT_RULE_LION) {
         s.sharpness = (float)o->sharpness;
-    } else if (o->rule == KOPT_ADAM_ATAN2) {
+    } else if (o->rule == KOPT_RULE_ADAM_ATAN2) {
         const float a = (float)o->atan2_a, b = (float)o->atan2_b;
         s.rate = o->atan2_outside ? ref_div(ref_mul(s.rate, a), c1) : ref_mul(s.rate, a);
         s.root_scale = ref_div(o->atan2_outside ? b : ref_mul(b, c1), ref_sqrt(c2));
         s.eps = ref_float(0x00800000);
 #endif
-    } else if (o->rule == KOPT_ADAN) {
-        float shrink = o->decay_mode == KOPT_L2 ? 1 : ref_add(1, s.decay);
+    } else if (o->rule == KOPT_RULE_ADAN) {
+        float shrink = o->decay_mode == KOPT_DECAY_L2 ? 1 : ref_add(1, s.decay);
         s.third_scale = ref_div(ref_mul(s.beta2, c1), c2);
         s.root_scale = ref_div(1, ref_sqrt(c3));
         s.rate = ref_div(ref_div(s.rate, shrink), c1);
         s.decay = ref_div(s.decay, shrink);
-    } else if (o->rule == KOPT_RADAM || o->rule == KOPT_RANGER) {
+    } else if (o->rule == KOPT_RULE_RADAM || o->rule == KOPT_RULE_RANGER) {
         volatile double longest, length, over, under, x, y;
         x = 1 - o->beta2, longest = 2 / x, longest = longest - 1;
         x = 2.0 * t, x = x * ref_power(o->beta2, t), x = x / (1 - ref_power(o->beta2, t)), length = longest - x;
         s.rate = ref_div(s.rate, c1);
-        if (o->rule == KOPT_RANGER) s.root_scale = ref_div(1, ref_sqrt(c2));
+        if (o->rule == KOPT_RULE_RANGER) s.root_scale = ref_div(1, ref_sqrt(c2));
         if (length > 5) {
             x = length - 4, y = length - 2, over = x * y, over = over * longest;
             x = longest - 4, y = longest - 2, under = x * y, under = under * length;
             x = over / under;
             s.rectified = 1;
             s.rate = ref_mul(s.rate, (float)ref_root(x));
-            if (o->rule == KOPT_RADAM) s.rate = ref_div(s.rate, ref_div(1, ref_sqrt(c2)));
+            if (o->rule == KOPT_RULE_RADAM) s.rate = ref_div(s.rate, ref_div(1, ref_sqrt(c2)));
         }
-        s.lookahead = o->rule == KOPT_RANGER && t % (uint32_t)o->lookahead == 0;
+        s.lookahead = o->rule == KOPT_RULE_RANGER && t % (uint32_t)o->lookahead == 0;
         s.back = (float)(1 - o->lookahead_rate);
     }
     s.coded = o->moment_format == KOPT_Q8 && ref_moments(o) > 0;
@@ -369,8 +372,7 @@ typedef struct ref_element {
 
 /* The weight with what COMPACT and EXACT remember of it; residual is sign-extended. The weight stands alone if the two
    do not make a finite number. */
-static inline float ref_weight(const kopt_optimizer *o, uint32_t weight, uint32_t residual) {
-    kopt_format f = o->weight_format;
+static inline float ref_weight(const kopt_optimizer *o, kopt_format f, uint32_t weight, uint32_t residual) {
     if (f != KOPT_F32 && (o->rounding == KOPT_COMPACT || o->rounding == KOPT_EXACT)) {
         uint32_t joint = (weight << 16) + (o->rounding == KOPT_COMPACT ? residual << 8 : residual);
         if (ref_is_finite(f, joint >> 16)) return ref_float(ref_from_extended(f, joint));
@@ -379,12 +381,10 @@ static inline float ref_weight(const kopt_optimizer *o, uint32_t weight, uint32_
 }
 
 /* 2^11 for the compensation of fp16 weights, 1 for bf16. */
-static inline float ref_compensation_scale(const kopt_optimizer *o) {
-    return o->weight_format == KOPT_FP16 ? 2048.0f : 1.0f;
-}
+static inline float ref_compensation_scale(kopt_format f) { return f == KOPT_FP16 ? 2048.0f : 1.0f; }
 
-static inline float ref_compensation(const kopt_optimizer *o, uint32_t residual) {
-    return ref_div(ref_float(ref_widen(o->weight_format, residual & 0xffff)), ref_compensation_scale(o));
+static inline float ref_compensation(kopt_format f, uint32_t residual) {
+    return ref_div(ref_float(ref_widen(f, residual & 0xffff)), ref_compensation_scale(f));
 }
 
 /* Mean squares are kept as their root in fp16, and never as zero. The largest of them is rounded to nearest. */
@@ -399,17 +399,17 @@ static inline float ref_load_moment(const kopt_optimizer *o, const ref_element *
 
 static inline void ref_store_moment(const kopt_optimizer *o, ref_element *e, int k, float x, uint32_t r) {
     kopt_format f = o->moment_format;
-    int nearest = f == KOPT_F32 || o->moment_rounding == KOPT_NEAREST || (o->rule == KOPT_ADAM && k == 2);
+    int nearest = f == KOPT_F32 || o->moment_rounding == KOPT_NEAREST || (o->rule == KOPT_RULE_ADAM && k == 2);
     if (ref_rooted(o, k)) x = ref_sqrt(x);
     e->moment[k] = ref_flush(f, nearest ? ref_narrow(f, ref_bits(x))
                                         : ref_stochastic(f, ref_bits(x), ref_number(r, (uint32_t)k + 1)));
     if (ref_rooted(o, k) && x > 0 && e->moment[k] == 0) e->moment[k] = 1;
 }
 
-static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, float w, float update, uint32_t r) {
-    kopt_format f = o->weight_format;
+static inline void ref_store_weight(const kopt_optimizer *o, kopt_format f, ref_element *e, float w, float update,
+                                    uint32_t r) {
     kopt_rounding rounding = f == KOPT_F32 ? KOPT_NEAREST : o->rounding;
-    int noisy = o->compensation_rounding == KOPT_STOCHASTIC;
+    int noisy = o->residual_rounding == KOPT_STOCHASTIC;
     float difference = ref_sub(w, update);
     uint32_t x = ref_bits(difference), stored, residual = 0, u;
     if (rounding == KOPT_NEAREST) {
@@ -417,11 +417,11 @@ static inline void ref_store_weight(const kopt_optimizer *o, ref_element *e, flo
     } else if (rounding == KOPT_STOCHASTIC) {
         stored = ref_stochastic(f, x, r);
     } else if (rounding == KOPT_KAHAN) {
-        float y = ref_sub(ref_compensation(o, e->residual), update), c;
+        float y = ref_sub(ref_compensation(f, e->residual), update), c;
         u = ref_bits(ref_add(w, y));
         stored = f == KOPT_BF16 ? (ref_extended(f, u) + 0x8000) >> 16 : ref_narrow(f, u); /* bf16: ties away */
         c = ref_add(ref_sub(w, ref_float(ref_widen(f, stored))), y);
-        u = ref_bits(ref_mul(c, ref_compensation_scale(o)));
+        u = ref_bits(ref_mul(c, ref_compensation_scale(f)));
         residual = ref_flush(f, noisy ? ref_stochastic(f, u, r) : ref_narrow(f, u));
     } else if (rounding == KOPT_COMPACT) {
         u = (ref_extended(f, ref_flush(KOPT_F32, x)) + (noisy ? r >> 8 : 128)) >> 8;
@@ -442,8 +442,8 @@ static inline uint32_t ref_signed(const kopt_optimizer *o, uint32_t residual) {
 }
 
 /* What KAHAN keeps beside the weight; 0 otherwise. */
-static inline float ref_rest(const kopt_optimizer *o, uint32_t residual) {
-    return o->weight_format != KOPT_F32 && o->rounding == KOPT_KAHAN ? ref_compensation(o, residual) : 0;
+static inline float ref_rest(const kopt_optimizer *o, kopt_format f, uint32_t residual) {
+    return f != KOPT_F32 && o->rounding == KOPT_KAHAN ? ref_compensation(f, residual) : 0;
 }
 
 static inline float ref_mean(float beta, float one_minus_beta, float old, float x) {
@@ -454,29 +454,31 @@ static inline float ref_mean_square(float beta, float one_minus_beta, float old,
     return ref_add(ref_mul(beta, old), ref_mul(ref_mul(one_minus_beta, x), x));
 }
 
-static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *s, kopt_format grad_format, uint32_t r,
-                                    ref_element *e) {
-    float w = ref_weight(o, e->weight, ref_signed(o, e->residual)), update = 0, p[4] = {0, 0, 0, 0}, x, z;
-    float rest = ref_rest(o, e->residual);
+static inline void ref_step_element(const kopt_optimizer *o, kopt_format f, const ref_scalars *s,
+                                    kopt_format grad_format, uint32_t r, ref_element *e) {
+    float w = ref_weight(o, f, e->weight, ref_signed(o, e->residual)), update = 0, p[4] = {0, 0, 0, 0}, x, z;
+    float rest = ref_rest(o, f, e->residual);
     float g = ref_mul(ref_float(ref_widen(grad_format, e->grad)), s->grad_scale);
     int k, moments = ref_moments(o);
     if (s->l2 > 0) g = ref_add(g, ref_mul(s->l2, w));
     for (k = 0; k < moments; ++k) p[k] = ref_load_moment(o, e, k);
     switch (o->rule) {
-    case KOPT_SGD:
+    case KOPT_RULE_SGD:
         if (moments) p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
         update = !moments ? g : o->nesterov ? ref_add(g, ref_mul(s->momentum, p[0])) : p[0];
         update = ref_mul(s->rate, update);
         break;
-    case KOPT_EMA: update = ref_mul(s->rate, ref_add(ref_sub(w, g), rest)); break;
-    case KOPT_LION: x = ref_mean(s->beta1, s->one_minus_beta1, p[0], g); z = x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x;
+    case KOPT_RULE_EMA: update = ref_mul(s->rate, ref_add(ref_sub(w, g), rest)); break;
+    case KOPT_RULE_LION:
+        x = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
+        z = x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x;
 #ifdef KAHAN_OPT_VMATH
         if (s->sharpness > 0) z = ref_tanh(ref_mul(s->sharpness, x));
 #endif
         update = ref_mul(s->rate, z);
         p[0] = ref_mean(s->beta2, s->one_minus_beta2, p[0], g);
         break;
-    case KOPT_ADAM:
+    case KOPT_RULE_ADAM:
         p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
         p[1] = ref_mean_square(s->beta2, s->one_minus_beta2, p[1], g);
         x = ref_float(ref_bits(p[1]) & 0x7fffffff), z = ref_float(ref_bits(p[2]) & 0x7fffffff);
@@ -484,7 +486,7 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         x = ref_add(ref_mul(ref_sqrt(p[moments == 3 ? 2 : 1]), s->root_scale), s->eps);
         update = ref_mul(s->rate, ref_div(p[0], x));
         break;
-    case KOPT_ADAN:
+    case KOPT_RULE_ADAN:
         x = s->first ? 0 : ref_sub(g, p[3]);
         p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
         p[1] = ref_mean_square(s->beta3, s->one_minus_beta3, p[1], ref_add(g, ref_mul(s->beta2, x)));
@@ -493,7 +495,7 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         x = ref_add(ref_mul(ref_sqrt(p[1]), s->root_scale), s->eps);
         update = ref_mul(s->rate, ref_div(ref_add(p[0], ref_mul(s->third_scale, p[2])), x));
         break;
-    case KOPT_ADAM_ATAN2:
+    case KOPT_RULE_ADAM_ATAN2:
 #ifdef KAHAN_OPT_VMATH
         p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
         p[1] = ref_mean_square(s->beta2, s->one_minus_beta2, p[1], g);
@@ -501,13 +503,16 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
         update = ref_mul(s->rate, ref_atan2(p[0], x));
 #endif
         break;
-    case KOPT_RADAM:
-    case KOPT_RANGER:
+    case KOPT_RULE_RADAM:
+    case KOPT_RULE_RANGER:
         p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
         p[1] = ref_mean_square(s->beta2, s->one_minus_beta2, p[1], g);
         x = ref_add(ref_mul(ref_sqrt(p[1]), s->root_scale), s->eps);
         update = ref_mul(s->rate, s->rectified ? ref_div(p[0], x) : p[0]);
         break;
+    case KOPT_RULE_ADAMW: /* no rules: for kopt_optimizer_init() only */
+    case KOPT_RULE_STABLE_ADAMW:
+    case KOPT_RULE_SMOOTH_LION: break;
     }
     for (k = 0; k < moments; ++k) {
         if (s->coded)
@@ -517,11 +522,11 @@ static inline void ref_step_element(const kopt_optimizer *o, const ref_scalars *
     }
     if (s->decay > 0) update = ref_add(update, ref_mul(s->decay, w));
     if (s->lookahead) {
-        z = ref_weight(o, e->slow, ref_signed(o, e->slow_residual));
-        x = ref_add(ref_sub(w, z), ref_sub(rest, ref_rest(o, e->slow_residual)));
+        z = ref_weight(o, f, e->slow, ref_signed(o, e->slow_residual));
+        x = ref_add(ref_sub(w, z), ref_sub(rest, ref_rest(o, f, e->slow_residual)));
         update = ref_add(update, ref_mul(s->back, ref_sub(x, update)));
     }
-    if (!o->moments_only) ref_store_weight(o, e, w, update, ref_number(r, 0));
+    if (!o->moments_only) ref_store_weight(o, f, e, w, update, ref_number(r, 0));
     if (s->lookahead && !o->moments_only) e->slow = e->weight, e->slow_residual = e->residual;
     if (o->zero_grad) e->grad = 0;
 }
@@ -534,15 +539,14 @@ static inline uint32_t ref_narrow_canonical(kopt_format f, float x) {
     return f != KOPT_F32 && ref_is_nan(f, u) ? u & 0x7fff : u;
 }
 
-static inline void ref_write_weight(const kopt_optimizer *o, float x, ref_element *e) {
-    kopt_format f = o->weight_format;
+static inline void ref_write_weight(const kopt_optimizer *o, kopt_format f, float x, ref_element *e) {
     uint32_t u = f == KOPT_F32 ? 0 : ref_extended(f, ref_bits(x));
     e->weight = ref_narrow_canonical(f, x), e->residual = 0;
     if (f == KOPT_F32 || o->rounding < KOPT_KAHAN) return;
     if (o->rounding == KOPT_KAHAN) {
         float rest;
         if (f == KOPT_BF16) e->weight = (u + 0x8000) >> 16;
-        rest = ref_mul(ref_sub(x, ref_float(ref_widen(f, e->weight))), ref_compensation_scale(o));
+        rest = ref_mul(ref_sub(x, ref_float(ref_widen(f, e->weight))), ref_compensation_scale(f));
         e->residual = ref_narrow_canonical(f, rest);
     } else {
         if (o->rounding == KOPT_COMPACT) u = (u + 0x80) & 0xffffff00;
@@ -552,9 +556,9 @@ static inline void ref_write_weight(const kopt_optimizer *o, float x, ref_elemen
     if (!ref_is_finite(f, e->weight)) e->residual = 0;
 }
 
-static inline float ref_read_weight(const kopt_optimizer *o, const ref_element *e) {
-    float w = ref_weight(o, e->weight, ref_signed(o, e->residual));
-    return o->weight_format == KOPT_F32 || o->rounding != KOPT_KAHAN ? w : ref_add(w, ref_rest(o, e->residual));
+static inline float ref_read_weight(const kopt_optimizer *o, kopt_format f, const ref_element *e) {
+    float w = ref_weight(o, f, e->weight, ref_signed(o, e->residual));
+    return f == KOPT_F32 || o->rounding != KOPT_KAHAN ? w : ref_add(w, ref_rest(o, f, e->residual));
 }
 
 /* Moment k of 16 or 32 bits. */
@@ -653,8 +657,8 @@ static inline size_t ref_code_size(kopt_format code, size_t n) {
     size_t size = 0, i;
     for (i = 0; i < n; ++i) {
         if (code == KOPT_BF16 || code == KOPT_FP16) size += 2;
-        if ((code == KOPT_Q8 || code == KOPT_SIGN) && i % 256 == 0) size += 4;
-        if (code == KOPT_Q8 || (code == KOPT_SIGN && i % 8 == 0)) size += 1;
+        if ((code == KOPT_Q8 || code == KOPT_Q1) && i % 256 == 0) size += 4;
+        if (code == KOPT_Q8 || (code == KOPT_Q1 && i % 8 == 0)) size += 1;
     }
     return size;
 }
@@ -668,7 +672,7 @@ static inline float ref_decode(const unsigned char *in, kopt_format code, size_t
     return ref_float(block[4 + i % 256 / 8] >> i % 8 & 1 ? scale ^ 0x80000000u : scale);
 }
 
-/* A block of KOPT_SIGN: its scale and n / 8 bytes. */
+/* A block of KOPT_Q1: its scale and n / 8 bytes. */
 static inline void ref_signs(unsigned char *out, uint32_t *scale, const uint32_t *x, size_t n, int noisy,
                              const uint32_t *r) {
     float largest = 0, mean = 0;
@@ -718,8 +722,8 @@ static inline void ref_compress(const kopt_compressor *c, unsigned char *out, co
                     ref_canonical(c->code, noisy ? ref_stochastic(c->code, x[i], r[i]) : ref_narrow(c->code, x[i])));
         }
         if (c->code == KOPT_Q8) ref_quantise(to + 4, &scale, x, n, 0, noisy, r);
-        if (c->code == KOPT_SIGN) ref_signs(to + 4, &scale, x, n, noisy, r);
-        for (i = 0; i < 4 && (c->code == KOPT_Q8 || c->code == KOPT_SIGN); ++i) to[i] = (unsigned char)(scale >> 8 * i);
+        if (c->code == KOPT_Q1) ref_signs(to + 4, &scale, x, n, noisy, r);
+        for (i = 0; i < 4 && (c->code == KOPT_Q8 || c->code == KOPT_Q1); ++i) to[i] = (unsigned char)(scale >> 8 * i);
         for (i = 0; i < n && c->residual; ++i) {
             rest = ref_bits(ref_sub(ref_float(x[i]), ref_decode(out, c->code, at + i)));
             if (!ref_is_finite(c->residual_format, ref_narrow(c->residual_format, rest))) rest = 0;
@@ -755,12 +759,13 @@ static inline uint32_t ref_reduce(kopt_format out, const void *const *shards, si
 }
 
 /* 0 is the default. */
-static inline float ref_rate_scale(const kopt_tensor *t) { return ref_bits(t->rate_scale) == 0 ? 1 : t->rate_scale; }
+static inline float ref_rate_scale(const kopt_tensor *t) { return t->rate_scale > 0 ? (float)t->rate_scale : 1; }
 
 /* StableAdamW: 1 / max(1, RMS of g / max(root of the new v, eps)). The sum of squares is added in 2^-200 as integers of
    32 bits, exactly as long as no ratio is below 2^-76. */
 static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s) {
-    ref_layout l = ref_layout_of(o, t->n);
+    const kopt_format f = t->weight_format;
+    ref_layout l = ref_layout_of(o, f, t->n);
     const unsigned char *state = (const unsigned char *)t->state;
     uint64_t digit[16] = {0};
     volatile double sum = 0, x;
@@ -770,7 +775,7 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
         uint32_t code, residual = l.residual_width ? ref_get(state + l.residual, l.residual_width, i) : 0;
         float g = ref_mul(ref_float(ref_widen(t->grad_format, ref_get(t->grad, ref_width(t->grad_format), i))),
                           s->grad_scale);
-        float w = ref_weight(o, ref_get(t->weight, ref_width(o->weight_format), i), ref_signed(o, residual)), v, root;
+        float w = ref_weight(o, f, ref_get(t->weight, ref_width(f), i), ref_signed(o, residual)), v, root;
         uint64_t m;
         int e;
         if (s->l2 > 0) g = ref_add(g, ref_mul(s->l2, w));
@@ -799,8 +804,9 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
 }
 
 static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s) {
-    ref_layout l = ref_layout_of(o, t->n);
-    size_t i, weight_width = ref_width(o->weight_format), grad_width = ref_width(t->grad_format);
+    const kopt_format f = t->weight_format;
+    ref_layout l = ref_layout_of(o, f, t->n);
+    size_t i, weight_width = ref_width(f), grad_width = ref_width(t->grad_format);
     unsigned char *state = (unsigned char *)t->state;
     for (i = 0; i < t->n; ++i) {
         ref_element e;
@@ -812,7 +818,7 @@ static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor 
             e.moment[k] = l.moment_width[k] ? ref_get(state + l.moment[k], l.moment_width[k], i) : 0;
         e.slow = l.slow_width ? ref_get(state + l.slow, l.slow_width, i) : 0;
         e.slow_residual = l.slow_residual_width ? ref_get(state + l.slow_residual, l.slow_residual_width, i) : 0;
-        ref_step_element(o, s, t->grad_format, ref_random(o->seed, o->step + 1, t->id, 0, t->first_index + i), &e);
+        ref_step_element(o, f, s, t->grad_format, ref_random(o->seed, o->step + 1, t->id, 0, t->first_index + i), &e);
         ref_set(t->weight, weight_width, i, e.weight);
         ref_set(t->grad, grad_width, i, e.grad);
         if (l.residual_width) ref_set(state + l.residual, l.residual_width, i, e.residual);
@@ -821,16 +827,16 @@ static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor 
         if (l.slow_width) ref_set(state + l.slow, l.slow_width, i, e.slow);
         if (l.slow_residual_width) ref_set(state + l.slow_residual, l.slow_residual_width, i, e.slow_residual);
         if (t->copy && !o->moments_only)
-            ref_set(t->copy, ref_width(t->copy_format), i,
-                    ref_narrow(t->copy_format, ref_widen(o->weight_format, e.weight)));
+            ref_set(t->copy, ref_width(t->copy_format), i, ref_narrow(t->copy_format, ref_widen(f, e.weight)));
     }
 }
 
 /* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
 static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s) {
+    const kopt_format f = t->weight_format;
     static unsigned char state[64 + 24 * 256 + 64];
     kopt_optimizer fp32 = *o;
-    ref_layout l = ref_layout_of(o, t->n), b;
+    ref_layout l = ref_layout_of(o, f, t->n), b;
     unsigned char *whole = (unsigned char *)t->state;
     uint32_t x[256], r[256];
     size_t at, i, n, slow;
@@ -839,13 +845,13 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
     for (at = 0; at < t->n; at += 256) {
         kopt_tensor block = *t;
         n = block.n = t->n - at < 256 ? t->n - at : 256;
-        b = ref_layout_of(&fp32, n);
-        block.weight = (unsigned char *)t->weight + at * ref_width(o->weight_format);
+        b = ref_layout_of(&fp32, f, n);
+        block.weight = (unsigned char *)t->weight + at * ref_width(f);
         block.grad = (unsigned char *)t->grad + at * ref_width(t->grad_format);
         if (t->copy) block.copy = (unsigned char *)t->copy + at * ref_width(t->copy_format);
         block.first_index = t->first_index + at;
         block.state = state;
-        slow = o->rule == KOPT_RANGER;
+        slow = o->rule == KOPT_RULE_RANGER;
         memcpy(state + b.residual, whole + l.residual + at * l.residual_width, n * l.residual_width);
         memcpy(state + b.slow, whole + l.slow + slow * at * l.slow_width, n * l.slow_width);
         memcpy(state + b.slow_residual, whole + l.slow_residual + slow * at * l.slow_residual_width,
@@ -867,18 +873,21 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
                 r[i] = ref_number(ref_random(o->seed, o->step + 1, t->id, 0, block.first_index + i), (uint32_t)k + 1);
             }
             ref_quantise(whole + l.moment[k] + at, whole + l.scale[k] + at / 256 * 4, x, n, ref_square(o, k),
-                         o->moment_rounding == KOPT_STOCHASTIC && !(k == 2 && o->rule == KOPT_ADAM), r);
+                         o->moment_rounding == KOPT_STOCHASTIC && !(k == 2 && o->rule == KOPT_RULE_ADAM), r);
         }
     }
 }
 
 /* Step number opt->step + 1 on a whole tensor, in place. */
 static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t) {
-    ref_scalars s = ref_scalars_of(o, o->step + 1);
+    kopt_optimizer decayed = *o;
+    ref_scalars s;
     float scale = ref_rate_scale(t);
-    if (o->rule == KOPT_ADAM && o->stable && ref_bits(t->stable_scale) != 0)
-        scale = ref_mul(scale, t->stable_scale);
-    else if (o->rule == KOPT_ADAM && o->stable && !o->moments_only)
+    if (t->no_decay) decayed.weight_decay = 0;
+    s = ref_scalars_of(&decayed, o->step + 1);
+    if (o->rule == KOPT_RULE_ADAM && o->stable && t->stable_scale > 0)
+        scale = ref_mul(scale, (float)t->stable_scale);
+    else if (o->rule == KOPT_RULE_ADAM && o->stable && !o->moments_only)
         scale = ref_mul(scale, ref_stable_scale(o, t, &s));
     if (scale < 1 || scale > 1) {
         s.rate = ref_mul(s.rate, scale);

@@ -20,9 +20,9 @@ static uint64_t dice_state = 1;
 static uint32_t dice(void) { return (uint32_t)(splitmix64(&dice_state) >> 32); }
 static double normal(void) { return normal64(&dice_state); }
 
-static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_SIGN};
+static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_Q1};
 
-static kopt_isa isas[KOPT_ISA_COUNT];
+static kopt_isa isas[ISAS];
 static int isa_count;
 
 /* Gradients; any finite bits; any bits at all; nearly nothing, and zeros; the largest. */
@@ -55,7 +55,7 @@ static kopt_compressor any_compressor(kopt_format which, int how, size_t n) {
     c.rounding = how & 1 ? KOPT_STOCHASTIC : KOPT_NEAREST;
     c.seed = (uint64_t)dice() << 32 | dice(), c.id = dice();
     c.first_index = dice() & 1 ? ((uint64_t)dice() << 31 | dice()) : dice() & 0xfff;
-    if (which == KOPT_Q8 || which == KOPT_SIGN) c.first_index &= ~UINT64_C(255);
+    if (which == KOPT_Q8 || which == KOPT_Q1) c.first_index &= ~UINT64_C(255);
     return c;
 }
 
@@ -63,7 +63,7 @@ static kopt_compressor any_compressor(kopt_format which, int how, size_t n) {
 static int steps_differ(kopt_compressor c, kopt_format grad_format, kopt_format rest_format, int kind) {
     const size_t size = ref_code_size(c.code, c.n), rest_size = c.n * ref_width(rest_format);
     kopt_compressor reference = c;
-    int step, bad = kopt_compressed_size(c.code, c.n) != size;
+    int step, bad = kopt_format_size(c.code, c.n) != size;
     memset(rest, 0x5a, sizeof rest), memset(want_rest, 0x5a, sizeof want_rest); /* not read in the first step */
     if (c.residual) c.residual = rest + 3, reference.residual = want_rest + 3;
     c.residual_format = reference.residual_format = rest_format;
@@ -91,14 +91,14 @@ static void check_bits(void) {
                         for (k = 0; k < isa_count; ++k)
                             for (l = quick ? (kind + r + f) % 3 : 0; l < 8; l += quick ? 3 : 1) {
                                 kopt_compressor c = any_compressor(codes[w], how, lengths[l]);
-                                if (codes[w] == KOPT_SIGN && how == 1 && r > 0) continue;
+                                if (codes[w] == KOPT_Q1 && how == 1 && r > 0) continue;
                                 if (r > 0) c.residual = rest;
                                 c.residual_rounding = r & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
                                 kopt_isa_force(isas[k]);
                                 bad += steps_differ(c, (kopt_format)f, (kopt_format)(r / 2), kind);
                                 ++cases;
                             }
-        kopt_isa_force(KOPT_ISA_COUNT);
+        kopt_isa_force(KOPT_ISA_AUTO);
         ok(!bad, "%s: code and residual are the reference's in %d cases of 3 steps, on every ISA",
            format_name[codes[w]], cases);
     }
@@ -108,11 +108,11 @@ static void check_slices(void) {
     static const int modes[] = ROUNDING_DIRECTIONS;
     int w, how, trial;
     for (w = 0; w < 4; ++w) {
-        const int block = codes[w] == KOPT_Q8 || codes[w] == KOPT_SIGN;
+        const int block = codes[w] == KOPT_Q8 || codes[w] == KOPT_Q1;
         int bad = 0;
         for (how = 0; how < 2; ++how)
             for (trial = 0; trial < 20; ++trial) {
-                const int feedback = !(codes[w] == KOPT_SIGN && how == 1);
+                const int feedback = !(codes[w] == KOPT_Q1 && how == 1);
                 kopt_compressor whole = any_compressor(codes[w], how, MOST), part;
                 size_t begin, end, size = ref_code_size(codes[w], MOST);
                 whole.step = 7, whole.residual = feedback ? rest : NULL;
@@ -126,9 +126,9 @@ static void check_slices(void) {
                     part.n = end - begin, part.step = 7, part.first_index = whole.first_index + begin;
                     if (feedback) part.residual = want_rest + 2 * begin;
                     fesetround(modes[dice() % 4]);
-                    bad += kopt_compress(&part, code + (block ? kopt_compressed_size(codes[w], begin) : 2 * begin),
-                                         kopt_compressed_size(codes[w], end - begin), grad + 2 * begin,
-                                         KOPT_BF16) != KOPT_OK;
+                    bad +=
+                        kopt_compress(&part, code + (block ? kopt_format_size(codes[w], begin) : 2 * begin),
+                                      kopt_format_size(codes[w], end - begin), grad + 2 * begin, KOPT_BF16) != KOPT_OK;
                     fesetround(FE_TONEAREST);
                 }
                 bad += memcmp(code, want, size) != 0 || memcmp(rest, want_rest, 2 * MOST) != 0;
@@ -160,14 +160,14 @@ static void check_decompress(void) {
                             ref_set(want_sum + 1, width, i,
                                     ref_decompress_add(format, ref_get(sum + 1, width, i),
                                                        ref_decode(code, codes[w], i), scales[s]));
-                        bad += kopt_decompress_add(sum + 1, format, code, kopt_compressed_size(codes[w], cut), codes[w],
+                        bad += kopt_decompress_add(sum + 1, format, code, kopt_format_size(codes[w], cut), codes[w],
                                                    cut, scales[s]) != KOPT_OK;
                         bad += kopt_decompress_add(
-                                   sum + 1 + cut * width, format, code + kopt_compressed_size(codes[w], cut),
-                                   size - kopt_compressed_size(codes[w], cut), codes[w], n - cut, scales[s]) != KOPT_OK;
+                                   sum + 1 + cut * width, format, code + kopt_format_size(codes[w], cut),
+                                   size - kopt_format_size(codes[w], cut), codes[w], n - cut, scales[s]) != KOPT_OK;
                         bad += memcmp(sum, want_sum, sizeof sum) != 0;
                     }
-        kopt_isa_force(KOPT_ISA_COUNT);
+        kopt_isa_force(KOPT_ISA_AUTO);
         ok(!bad, "%s: decompress and add, in slices, is the reference's for any bytes of code", format_name[codes[w]]);
     }
 }
@@ -276,7 +276,7 @@ static void check_feedback(void) {
                    "%s with a residual in %s: after %d steps the sums differ by the residual and "
                    "%.1e (bound %.1e); the residual does not grow: %.3f, %.3f",
                    format_name[codes[w]], format_name[c.residual_format], steps, loss / N, size / N, early, late);
-            else if (codes[w] == KOPT_Q8 || codes[w] == KOPT_SIGN)
+            else if (codes[w] == KOPT_Q8 || codes[w] == KOPT_Q1)
                 ok(loss > 100 * size, "%s without: they differ by %.4f (bound of roundings %.1e)",
                    format_name[codes[w]], loss / N, size / N);
         }
@@ -287,7 +287,7 @@ static void check_blocks(void) {
     enum { N = 700 };
     static float g[N], out[N];
     static unsigned char residual[4 * N];
-    kopt_compressor c = kopt_compressor_of(KOPT_SIGN, residual, N);
+    kopt_compressor c = kopt_compressor_of(KOPT_Q1, residual, N);
     int w, i, k, bad = 0;
     double mean[3] = {0, 0, 0};
     fill(g, KOPT_F32, N, GRADIENTS);
@@ -295,11 +295,11 @@ static void check_blocks(void) {
     for (i = 0; i < N; ++i) mean[i / 256] += fabs((double)g[i]) / (i < 512 ? 256 : N - 512);
     kopt_compress(&c, code, sizeof code, g, KOPT_F32);
     memset(out, 0, sizeof out);
-    kopt_decompress_add(out, KOPT_F32, code, sizeof code, KOPT_SIGN, N, 1);
+    kopt_decompress_add(out, KOPT_F32, code, sizeof code, KOPT_Q1, N, 1);
     for (i = 0; i < N; ++i) bad += fabs(fabs((double)out[i]) / mean[i / 256] - 1) > 1e-5 || (out[i] < 0) != (g[i] < 0);
     ok(!bad, "1 bit: sign and mean magnitude");
     for (w = 0; w < 4; ++w) {
-        const int block = codes[w] == KOPT_Q8 || codes[w] == KOPT_SIGN;
+        const int block = codes[w] == KOPT_Q8 || codes[w] == KOPT_Q1;
         bad = 0;
         for (k = 0; k < 3; ++k) {
             const uint32_t strange[] = {0x7f800000, 0xff800000, 0x7fc00001};
@@ -366,7 +366,7 @@ static void check_largest_code(void) {
    draw r decides: there and below the bit is set, 2^-18 above it is not. */
 static void check_sign_edges(void) {
     static float g[256];
-    kopt_compressor c = kopt_compressor_of(KOPT_SIGN, NULL, 256);
+    kopt_compressor c = kopt_compressor_of(KOPT_Q1, NULL, 256);
     int turn, i, bad = 0;
     c.rounding = KOPT_NEAREST;
     for (i = 0; i < 256; ++i)
@@ -375,7 +375,7 @@ static void check_sign_edges(void) {
     for (i = 0; i < 256; ++i) bad += (code[4 + i / 8] >> i % 8 & 1) != (i % 3 == 1 || (i % 3 == 2 && i % 2 == 0));
     ok(!bad, "1 bit: zeros keep their sign, %d do not", bad);
     for (turn = -1, bad = 0; turn < 2; ++turn) {
-        c = kopt_compressor_of(KOPT_SIGN, NULL, 256);
+        c = kopt_compressor_of(KOPT_Q1, NULL, 256);
         for (i = 0; i < 256; ++i) {
             const int32_t r = (int32_t)ref_number(ref_random(c.seed, 1, c.id, 3, (uint64_t)i), 0);
             g[i] = i == 0 ? 1 : (float)(4 * (2 * r + 1 - 65536) + turn) / 262144; /* all exact */
@@ -418,7 +418,7 @@ static void check_reduce(void) {
                         bad += kopt_reduce(out, to, shards, count, from, cut, scales[s]) != KOPT_OK;
                         bad += memcmp(out, want_sum, n * width) != 0 || out[n * width] != 77;
                     }
-        kopt_isa_force(KOPT_ISA_COUNT);
+        kopt_isa_force(KOPT_ISA_AUTO);
         ok(!bad, "reduction of %s: in the order of the shards, in slices, in place, on every ISA", format_name[f]);
     }
     note("%d reductions", cases);
@@ -471,11 +471,31 @@ static void check_mpi(void) {
                 mpi_sum(format, sum + 1, sum, &len), mpi_sum(format, sum, sum + 38, &len);
                 bad += memcmp(sum, want_sum, sizeof sum) != 0;
             }
-    kopt_isa_force(KOPT_ISA_COUNT);
+    kopt_isa_force(KOPT_ISA_AUTO);
     ok(!bad, "the sums for MPI are fp32 sums rounded once; NULL, overlap and negative lengths do nothing");
 }
 
 /* ---- Refusals --------------------------------------------------------------------------------------------------- */
+
+/* Bytes of n values: counted one by one, and as far as there are arrays. */
+static void check_sizes(void) {
+    const size_t most = SIZE_MAX / 32 - 8;
+    int f, bad = 0;
+    size_t n, k;
+    for (f = KOPT_F32; f <= KOPT_Q1; ++f) {
+        const kopt_format format = (kopt_format)f;
+        for (n = 0; n <= MOST; ++n)
+            bad += kopt_format_size(format, n) != (format == KOPT_F32 ? 4 * n : ref_code_size(format, n));
+        for (k = 0; k < 5; ++k) /* where the code of a slice begins */
+            bad += kopt_format_size(format, 256 * k + 77) - kopt_format_size(format, 256 * k) !=
+                   kopt_format_size(format, 77);
+        bad += kopt_format_size(format, most) < most / 8 || kopt_format_size(format, most) > 4 * most;
+        bad += kopt_format_size(format, most + 1) != 0 || kopt_format_size(format, SIZE_MAX) != 0;
+    }
+    bad += kopt_format_size(KOPT_F32, most) != 4 * most || kopt_format_size(KOPT_FP16, most) != 2 * most;
+    for (f = -1; f <= 5; f += 6) bad += kopt_format_size((kopt_format)f, 300) != 0;
+    ok(!bad, "sizes of every format: %d wrong", bad);
+}
 
 static void check_refusals(void) {
     static struct {
@@ -483,17 +503,14 @@ static void check_refusals(void) {
     } m, was_m;
     kopt_compressor c = kopt_compressor_of(KOPT_Q8, m.residual, 300), was;
     const void *shards[3];
-    const size_t size = kopt_compressed_size(KOPT_Q8, 300);
+    const size_t size = kopt_format_size(KOPT_Q8, 300);
     int good;
     fill(&m, KOPT_F32, sizeof m / 4, GRADIENTS);
     was = c, was_m = m;
     ok(c.rounding == KOPT_NEAREST && c.residual_format == KOPT_BF16 &&
            kopt_compressor_of(KOPT_Q8, NULL, 3).rounding == KOPT_STOCHASTIC,
        "the defaults: nearest with a bf16 residual, stochastic without");
-    ok(size == 308 && kopt_compressed_size(KOPT_SIGN, 300) == 46 && kopt_compressed_size(KOPT_BF16, 300) == 600 &&
-           kopt_compressed_size(KOPT_F32, 300) == 0 && kopt_compressed_size((kopt_format)5, 300) == 0 &&
-           kopt_compressed_size(KOPT_FP16, SIZE_MAX / 4) == 0 && kopt_compressed_size(KOPT_SIGN, 0) == 0,
-       "sizes");
+    ok(size == 308, "the size of 300 codes of 8 bits");
 #define REFUSE(result, change, call)                                                            \
     do {                                                                                        \
         kopt_compressor now;                                                                    \
@@ -513,13 +530,17 @@ static void check_refusals(void) {
     REFUSE(KOPT_ERROR_OPTION, c.rounding = KOPT_KAHAN, COMPRESS(m.out, size, m.grad));
     REFUSE(KOPT_ERROR_OPTION, c.residual_format = KOPT_Q8, COMPRESS(m.out, size, m.grad));
     REFUSE(KOPT_ERROR_OPTION, c.residual_rounding = KOPT_EXACT, COMPRESS(m.out, size, m.grad));
-    REFUSE(KOPT_ERROR_OPTION, (c.code = KOPT_SIGN, c.rounding = KOPT_STOCHASTIC), COMPRESS(m.out, size, m.grad));
+    REFUSE(KOPT_ERROR_OPTION, (c.code = KOPT_Q1, c.rounding = KOPT_STOCHASTIC), COMPRESS(m.out, size, m.grad));
     REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_compress(&c, m.out, size, m.grad, KOPT_Q8));
     REFUSE(KOPT_ERROR_BOUNDS, c.n = SIZE_MAX / 4, COMPRESS(m.out, size, m.grad));
     REFUSE(KOPT_ERROR_BOUNDS, c.first_index = UINT64_C(1) << 63, COMPRESS(m.out, size, m.grad));
     REFUSE(KOPT_ERROR_BOUNDS, c.first_index = 128, COMPRESS(m.out, size, m.grad));
-    REFUSE(KOPT_ERROR_BOUNDS, (c.first_index = 1, c.code = KOPT_SIGN), COMPRESS(m.out, size, m.grad));
+    REFUSE(KOPT_ERROR_BOUNDS, (c.first_index = 1, c.code = KOPT_Q1), COMPRESS(m.out, size, m.grad));
     REFUSE(KOPT_ERROR_STEP, c.step = UINT32_MAX, COMPRESS(m.out, size, m.grad));
+    REFUSE(KOPT_ERROR_OPTION, c.reserved32_ = 1, COMPRESS(m.out, size, m.grad));
+    REFUSE(KOPT_ERROR_OPTION, c.reserved32_ = UINT32_C(1) << 31, COMPRESS(m.out, size, m.grad));
+    REFUSE(KOPT_ERROR_UNINITIALIZED, c.made_ = 0, COMPRESS(m.out, size, m.grad));
+    REFUSE(KOPT_ERROR_UNINITIALIZED, memset(&c, 0, sizeof c), COMPRESS(m.out, size, m.grad));
     REFUSE(KOPT_ERROR_OVERLAP, (void)0, COMPRESS(m.grad, size, m.grad));
     REFUSE(KOPT_ERROR_OVERLAP, (void)0, COMPRESS(m.residual + 599, size, m.grad));
     REFUSE(KOPT_ERROR_OVERLAP, c.residual = m.grad + 1198, COMPRESS(m.out, size, m.grad));
@@ -534,7 +555,7 @@ static void check_refusals(void) {
     REFUSE(KOPT_ERROR_OVERLAP, (void)0, ADD(m.out + 307, m.out, size, 300, 1));
     REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_decompress_add(m.grad, KOPT_F32, m.out, size, KOPT_F32, 300, 1));
     REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_decompress_add(m.grad, KOPT_F32, m.out, size, (kopt_format)9, 300, 1));
-    REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_decompress_add(m.grad, KOPT_SIGN, m.out, size, KOPT_Q8, 300, 1));
+    REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_decompress_add(m.grad, KOPT_Q1, m.out, size, KOPT_Q8, 300, 1));
     ok(good, "decompression: bad arguments are refused, nothing is written");
     shards[0] = m.residual, shards[1] = m.out, shards[2] = NULL;
 #define REDUCE(out, list, count, n, scale) kopt_reduce(out, KOPT_F32, list, count, KOPT_F32, n, scale)
@@ -553,11 +574,11 @@ static void check_refusals(void) {
     REFUSE(KOPT_ERROR_OVERLAP, (void)0, kopt_reduce(m.out, KOPT_BF16, shards, 2, KOPT_F32, 300, 1));
     REFUSE(KOPT_ERROR_OVERLAP, (void)0, REDUCE(shards, shards, 2, 1, 1));
     REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_reduce(m.grad, KOPT_Q8, shards, 2, KOPT_F32, 300, 1));
-    REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_reduce(m.grad, KOPT_F32, shards, 2, KOPT_SIGN, 300, 1));
+    REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_reduce(m.grad, KOPT_F32, shards, 2, KOPT_Q1, 300, 1));
     ok(good, "reduction: bad arguments are refused, nothing is written");
-    c = kopt_compressor_of(KOPT_SIGN, NULL, 0);
+    c = kopt_compressor_of(KOPT_Q1, NULL, 0);
     ok(kopt_compress(&c, NULL, 0, NULL, KOPT_F32) == KOPT_OK && c.step == 1 &&
-           kopt_decompress_add(NULL, KOPT_F32, NULL, 0, KOPT_SIGN, 0, 1) == KOPT_OK &&
+           kopt_decompress_add(NULL, KOPT_F32, NULL, 0, KOPT_Q1, 0, 1) == KOPT_OK &&
            kopt_reduce(NULL, KOPT_F32, NULL, 1, KOPT_F32, 0, 1) == KOPT_OK,
        "nothing may be NULL");
 }
@@ -579,6 +600,7 @@ int main(int argc, char **argv) {
     check_reduce();
     check_order();
     check_mpi();
+    check_sizes();
     check_refusals();
     return done();
 }

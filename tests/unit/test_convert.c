@@ -29,7 +29,7 @@ static float inline_widen(kopt_format f, uint32_t h) {
 
 static uint32_t input[CHUNK];
 static uint16_t expected[3][CHUNK], actual[CHUNK];
-static unsigned long long wrong[3][KOPT_ISA_COUNT + 1]; /* the last column: the inline functions */
+static unsigned long long wrong[3][ISAS + 1]; /* the last column: the inline functions */
 
 static void count_differences(kopt_format f, int column) {
     int i;
@@ -48,9 +48,9 @@ static void compare_chunk(void) {
             count_differences((kopt_format)f, isa);
         }
     for (i = 0; i < CHUNK; ++i) actual[i] = kopt_bf16_from_f32(ref_float(input[i]));
-    count_differences(KOPT_BF16, KOPT_ISA_COUNT);
+    count_differences(KOPT_BF16, ISAS);
     for (i = 0; i < CHUNK; ++i) actual[i] = kopt_fp16_from_f32(ref_float(input[i]));
-    count_differences(KOPT_FP16, KOPT_ISA_COUNT);
+    count_differences(KOPT_FP16, ISAS);
 }
 
 /* The positive words of `input`, then the same with the other sign. */
@@ -84,7 +84,7 @@ static void check_narrowing(int quick) {
         FOR_EACH_ISA(isa)
         ok(!wrong[f][isa], "fp32 to %s, %s: %s numbers, %llu wrong", format_name[f], kopt_isa_name((kopt_isa)isa),
            quick ? "2^26" : "all 2^32", wrong[f][isa]);
-        ok(!wrong[f][isa], "fp32 to %s, inline: %llu wrong", format_name[f], wrong[f][isa]);
+        ok(!wrong[f][ISAS], "fp32 to %s, inline: %llu wrong", format_name[f], wrong[f][ISAS]);
     }
 }
 
@@ -154,19 +154,19 @@ static void check_lowest_bit(void) {
     uint32_t i, bad;
     for (i = 0; i < MANY; ++i) random16[i] = ref_number(ref_random(seed, 5, 6, 1, first + i), 0);
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f) {
-        for (bad = 0, isa = 0; isa <= KOPT_ISA_COUNT; ++isa) /* the last: the inline functions */
+        for (bad = 0, isa = 0; isa <= ISAS; ++isa) /* the last: the inline functions */
             for (less = 0; less < 2; ++less) {
-                if (isa < KOPT_ISA_COUNT && kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
+                if (isa < ISAS && kopt_isa_force((kopt_isa)isa) != KOPT_OK) continue;
                 for (i = 0; i < MANY; ++i) {
                     const uint32_t u = (f == KOPT_BF16 ? 0x3f800000 + i % 64 * 0x00810000 : (1 + i % 255) << 16) +
                                        ((uint32_t)(65536 - less) - random16[i]);
                     from[i] = f == KOPT_BF16 ? u : ref_bits((float)u * ref_float(0x2b800000)); /* 2^-40, exact */
                     from[i] |= (i & 1) << 31;
                 }
-                if (isa < KOPT_ISA_COUNT)
+                if (isa < ISAS)
                     bad += kopt_convert_stochastic(to, (kopt_format)f, from, KOPT_F32, MANY,
                                                    (kopt_random_key){seed, 5, 6, first}) != KOPT_OK;
-                for (i = 0; i < MANY && isa == KOPT_ISA_COUNT; ++i)
+                for (i = 0; i < MANY && isa == ISAS; ++i)
                     to[i] = f == KOPT_BF16 ? kopt_bf16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000)
                                            : kopt_fp16_from_f32_stochastic(ref_float(from[i]), random16[i] | 0x10000);
                 for (i = 0; i < MANY; ++i) {
@@ -174,7 +174,7 @@ static void check_lowest_bit(void) {
                     bad += to[i] != ((low + (uint32_t)!less) | (i & 1) << 15);
                 }
             }
-        kopt_isa_force(KOPT_ISA_COUNT);
+        kopt_isa_force(KOPT_ISA_AUTO);
         ok(!bad, "fp32 to %s, stochastic: the lowest random bit counts, %u wrong", format_name[f], (unsigned)bad);
     }
 }

@@ -15,18 +15,18 @@ static uint16_t weight[2][N], before[N];
 static unsigned char state[2][64 + 20 * N], state_before[64 + 20 * N];
 static float grad[N], values[2][N];
 
-static kopt_optimizer optimizer(kopt_format format, kopt_rounding rounding) {
+static kopt_optimizer optimizer(kopt_rounding rounding) {
     kopt_optimizer o = kopt_sgd(1, 0);
-    o.weight_format = format, o.rounding = rounding, o.seed = SEED;
+    o.rounding = rounding, o.seed = SEED;
     return o;
 }
 
 /* A tensor of weight[k] and state[k], with a fresh block. */
-static kopt_tensor begin(const kopt_optimizer *o, int k) {
-    kopt_tensor t = kopt_tensor_of(weight[k], grad, KOPT_F32, N, state[k], sizeof state[k]);
+static kopt_tensor begin(const kopt_optimizer *o, kopt_format f, int k) {
+    kopt_tensor t = kopt_tensor_of(weight[k], f, grad, KOPT_F32, N, state[k], sizeof state[k]);
     t.id = ID;
     memset(state[k], 0xA5, sizeof state[k]);
-    if (kopt_state_init(o, &t, NULL) != KOPT_OK) ok(0, "kopt_state_init");
+    if (kopt_state_init(o, &t, 1, NULL) != KOPT_OK) ok(0, "kopt_state_init");
     return t;
 }
 
@@ -36,9 +36,9 @@ static void all_weights(int k) {
 }
 
 /* Which bits does the draw use? Beside which weights is there a residual? */
-static double level(const kopt_optimizer *o, uint32_t r) {
+static double level(const kopt_optimizer *o, kopt_format f, uint32_t r) {
     if (o->rounding == KOPT_EXACT)
-        return o->weight_format == KOPT_BF16 ? ((double)r - 32768) / 65536 : ((double)(r / 8) - 4096) / 8192;
+        return f == KOPT_BF16 ? ((double)r - 32768) / 65536 : ((double)(r / 8) - 4096) / 8192;
     return ((double)(r / 256) - 128) / 256 + (o->rounding == KOPT_KAHAN ? 1 / 512.0 : 0);
 }
 static int has_residual(kopt_format f, uint32_t w) {
@@ -56,22 +56,22 @@ static double apart(kopt_format f, uint32_t w, double part) {
 /* ---- Every weight ------------------------------------------------------------------------------------------------ */
 
 static void check_every_weight(kopt_format f, kopt_rounding rounding) {
-    const kopt_optimizer o = optimizer(f, rounding);
-    const ref_layout l = ref_layout_of(&o, N);
+    const kopt_optimizer o = optimizer(rounding);
+    const ref_layout l = ref_layout_of(&o, f, N);
     int bad = 0, drawn = 0, turn;
     size_t i;
     for (turn = 0; turn < 8; ++turn) { /* other draws */
         kopt_tensor t;
         all_weights(0);
-        t = begin(&o, 0);
+        t = begin(&o, f, 0);
         t.first_index = (uint64_t)turn << (turn == 7 ? 40 : 16);
-        bad += kopt_state_init(&o, &t, NULL) != KOPT_OK;
-        bad += kopt_state_dither(&o, &t) != KOPT_OK;
-        bad += kopt_state_read(&o, &t, KOPT_WEIGHT, values[0]) != KOPT_OK;
+        bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK;
+        bad += kopt_state_dither(&o, &t, 1) != KOPT_OK;
+        bad += kopt_state_read(&o, &t, KOPT_SLOT_WEIGHT, values[0]) != KOPT_OK;
         for (i = 0; i < N; ++i) {
             const uint32_t w = (uint32_t)i, kept = ref_get(state[0] + l.residual, l.residual_width, i);
             const uint32_t r = ref_number(ref_random(SEED, 0, ID, DITHER, t.first_index + i), 0);
-            const double x = has_residual(f, w) ? apart(f, w, level(&o, r)) : 0;
+            const double x = has_residual(f, w) ? apart(f, w, level(&o, f, r)) : 0;
             ref_element e;
             bad += weight[0][i] != w;
             if (!has_residual(f, w)) {
@@ -79,7 +79,7 @@ static void check_every_weight(kopt_format f, kopt_rounding rounding) {
                 continue;
             }
             ++drawn;
-            ref_write_weight(&o, (float)x, &e);
+            ref_write_weight(&o, f, (float)x, &e);
             bad += e.weight != w || kept != (e.residual & (l.residual_width == 1 ? 0xffu : 0xffffu));
             bad += (double)values[0][i] != x; /* so the reference is exact, too */
         }
@@ -90,18 +90,18 @@ static void check_every_weight(kopt_format f, kopt_rounding rounding) {
 
 /* Steps without an update, beside a twin that has no residual: the weights stay equal, and so do the residuals. Tries
    every level of the draws, or (EXACT, quick) the ends and the middle of the interval. */
-static int step_shows(kopt_optimizer o, double part) {
-    const ref_layout l = ref_layout_of(&o, N);
-    kopt_tensor twin = begin(&o, 1), t;
+static int step_shows(kopt_optimizer o, kopt_format f, double part) {
+    const ref_layout l = ref_layout_of(&o, f, N);
+    kopt_tensor twin = begin(&o, f, 1), t;
     int bad = 0;
     size_t i;
     all_weights(0), all_weights(1);
-    t = begin(&o, 0);
-    bad += kopt_state_read(&o, &twin, KOPT_WEIGHT, values[0]) != KOPT_OK;
+    t = begin(&o, f, 0);
+    bad += kopt_state_read(&o, &twin, KOPT_SLOT_WEIGHT, values[0]) != KOPT_OK;
     for (i = 0; i < N; ++i)
-        if (has_residual(o.weight_format, (uint32_t)i)) values[0][i] = (float)apart(o.weight_format, (uint32_t)i, part);
-    bad += kopt_state_init(&o, &t, values[0]) != KOPT_OK;
-    for (i = 0; i < N; ++i) bad += weight[0][i] != i && has_residual(o.weight_format, (uint32_t)i);
+        if (has_residual(f, (uint32_t)i)) values[0][i] = (float)apart(f, (uint32_t)i, part);
+    bad += kopt_state_init(&o, &t, 1, values[0]) != KOPT_OK;
+    for (i = 0; i < N; ++i) bad += weight[0][i] != i && has_residual(f, (uint32_t)i);
     all_weights(0); /* -0 and payloads of NaN */
     memcpy(state_before, state[0], sizeof state_before);
     for (i = 0; i < 2; ++i) {
@@ -120,13 +120,13 @@ static void check_no_update(kopt_format f, kopt_rounding rounding, int quick) {
     memset(grad, 0, sizeof grad);
     FOR_EACH_ISA(isa)
     for (i = 0; i < sizeof ends / sizeof *ends; ++i) {
-        kopt_optimizer o = optimizer(f, rounding);
-        o.compensation_rounding = i % 2 ? KOPT_STOCHASTIC : KOPT_NEAREST;
-        bad += step_shows(o, level(&o, (uint32_t)ends[i])), ++tried;
+        kopt_optimizer o = optimizer(rounding);
+        o.residual_rounding = i % 2 ? KOPT_STOCHASTIC : KOPT_NEAREST;
+        bad += step_shows(o, f, level(&o, f, (uint32_t)ends[i])), ++tried;
     }
     for (r = 0; !quick && rounding != KOPT_EXACT && r < 65536; r += 256) {
-        kopt_optimizer o = optimizer(f, rounding);
-        bad += step_shows(o, level(&o, (uint32_t)r)), ++tried;
+        kopt_optimizer o = optimizer(rounding);
+        bad += step_shows(o, f, level(&o, f, (uint32_t)r)), ++tried;
     }
     ok(!bad, "%s %s: steps without an update show nothing of %d residuals beside every weight: %d differ",
        format_name[f], rounding_name[rounding], tried, bad);
@@ -139,15 +139,16 @@ static void check_no_update(kopt_format f, kopt_rounding rounding, int quick) {
    N) = 0.0003: the noise of an fp32 export, that of a rounding to 16 bits. Six deviations: one in 10^9. The share of
    weights that `part` of a gap takes across the edge must be `part`, to 5 deviations and the 2^-9 of KAHAN's grid. */
 static void check_uniform(kopt_format f, kopt_rounding rounding) {
-    const kopt_optimizer o = optimizer(f, rounding);
+    const kopt_optimizer o = optimizer(rounding);
     const uint16_t one = f == KOPT_BF16 ? 0x3f80 : 0x3c00;
     int cell[256] = {0};
     double chi = 0, sum = 0, squares = 0;
     kopt_tensor t;
     size_t i;
     for (i = 0; i < N; ++i) weight[0][i] = (uint16_t)(one + 1 + i % 2);
-    t = begin(&o, 0);
-    ok(kopt_state_dither(&o, &t) == KOPT_OK && kopt_state_read(&o, &t, KOPT_WEIGHT, values[0]) == KOPT_OK, "drawn");
+    t = begin(&o, f, 0);
+    ok(kopt_state_dither(&o, &t, 1) == KOPT_OK && kopt_state_read(&o, &t, KOPT_SLOT_WEIGHT, values[0]) == KOPT_OK,
+       "drawn");
     for (i = 0; i < N; ++i) {
         const double x = (double)values[0][i] - (double)ref_float(ref_widen(f, weight[0][i]));
         const double part = x * (f == KOPT_BF16 ? 128 : 1024);
@@ -164,19 +165,19 @@ static void check_uniform(kopt_format f, kopt_rounding rounding) {
 
 /* The mean way of the visible weights in gaps, after 16 steps of part / 16 each. down: towards 0. */
 static double moved(kopt_format f, kopt_rounding rounding, uint16_t from, int mask, double part, int down, int dither) {
-    kopt_optimizer o = optimizer(f, rounding);
+    kopt_optimizer o = optimizer(rounding);
     kopt_tensor t;
     double sum = 0;
     size_t i;
     int step;
     for (i = 0; i < N; ++i)
         before[i] = weight[0][i] = (uint16_t)((from + (i & (unsigned)mask)) | (i & 64 ? 0x8000u : 0));
-    t = begin(&o, 0);
+    t = begin(&o, f, 0);
     for (i = 0; i < N; ++i) {
         const double w = (double)ref_float(ref_widen(f, before[i]));
         grad[i] = (float)((w - apart(f, before[i], down ? -part : part)) / 16);
     }
-    if (dither && kopt_state_dither(&o, &t) != KOPT_OK) return (double)NAN;
+    if (dither && kopt_state_dither(&o, &t, 1) != KOPT_OK) return (double)NAN;
     for (step = 0; step < 16; ++step)
         if (kopt_optimizer_step(&o, &t, 1) != KOPT_OK) return (double)NAN;
     for (i = 0; i < N; ++i) sum += (weight[0][i] & 0x7fff) - (before[i] & 0x7fff); /* bits are in gaps */
@@ -212,19 +213,18 @@ static void check_exact(kopt_format f) {
     int bad = 0, step;
     size_t i;
     enum { M = 5000 };
-    o.weight_format = f, o.rounding = KOPT_EXACT, o.moment_format = fp32.moment_format = KOPT_F32;
-    fp32.weight_format = KOPT_F32;
+    o.rounding = KOPT_EXACT, o.moment_format = fp32.moment_format = KOPT_F32;
     for (i = 0; i < M; ++i) values[0][i] = (uniform32(&word) + 0.1f) * (i % 2 ? -1.0f : 1.0f);
     ok(kopt_convert(weight[0], f, values[0], KOPT_F32, M) == KOPT_OK, "weights");
-    t = kopt_tensor_of(weight[0], grad, KOPT_F32, M, state[0], sizeof state[0]);
-    bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_state_dither(&o, &t) != KOPT_OK;
-    bad += kopt_state_read(&o, &t, KOPT_WEIGHT, values[0]) != KOPT_OK;
-    master = kopt_tensor_of(values[0], grad, KOPT_F32, M, state[1], sizeof state[1]);
-    bad += kopt_state_init(&fp32, &master, NULL) != KOPT_OK;
+    t = kopt_tensor_of(weight[0], f, grad, KOPT_F32, M, state[0], sizeof state[0]);
+    bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_state_dither(&o, &t, 1) != KOPT_OK;
+    bad += kopt_state_read(&o, &t, KOPT_SLOT_WEIGHT, values[0]) != KOPT_OK;
+    master = kopt_tensor_of(values[0], KOPT_F32, grad, KOPT_F32, M, state[1], sizeof state[1]);
+    bad += kopt_state_init(&fp32, &master, 1, NULL) != KOPT_OK;
     for (step = 0; step < 30; ++step) {
         for (i = 0; i < M; ++i) grad[i] = uniform32(&word) - 0.5f;
         bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK || kopt_optimizer_step(&fp32, &master, 1) != KOPT_OK;
-        bad += kopt_state_read(&o, &t, KOPT_WEIGHT, values[1]) != KOPT_OK;
+        bad += kopt_state_read(&o, &t, KOPT_SLOT_WEIGHT, values[1]) != KOPT_OK;
         bad += memcmp(values[0], values[1], 4 * M) != 0;
     }
     ok(!bad, "%s EXACT: bit for bit the fp32 run from the drawn values: %d differ", format_name[f], bad);
@@ -234,33 +234,33 @@ static void check_exact(kopt_format f) {
 
 static void check_keys(kopt_format f, kopt_rounding rounding) {
     static const size_t cut[] = {0, 1, 777, 4096, 30001, N};
-    kopt_optimizer o = optimizer(f, rounding), other = o;
-    const ref_layout l = ref_layout_of(&o, N);
+    kopt_optimizer o = optimizer(rounding), other = o;
+    const ref_layout l = ref_layout_of(&o, f, N);
     const size_t bytes = N * l.residual_width;
     kopt_tensor t;
     int bad = 0, isa;
     size_t i;
     all_weights(0), all_weights(1);
-    t = begin(&o, 0);
-    bad += kopt_state_dither(&o, &t) != KOPT_OK;
+    t = begin(&o, f, 0);
+    bad += kopt_state_dither(&o, &t, 1) != KOPT_OK;
     FOR_EACH_ISA(isa) {
-        t = begin(&o, 1);
-        bad += kopt_state_dither(&o, &t) != KOPT_OK || memcmp(state[0], state[1], kopt_state_size(&o, N)) != 0;
+        t = begin(&o, f, 1);
+        bad += kopt_state_dither(&o, &t, 1) != KOPT_OK || memcmp(state[0], state[1], kopt_state_size(&o, &t)) != 0;
     }
     for (i = 0; i + 1 < sizeof cut / sizeof *cut; ++i) {
         const size_t n = cut[i + 1] - cut[i];
-        t = kopt_tensor_of(weight[1] + cut[i], NULL, KOPT_F32, n, state[1], sizeof state[1]);
+        t = kopt_tensor_of(weight[1] + cut[i], f, NULL, KOPT_F32, n, state[1], sizeof state[1]);
         t.id = ID, t.first_index = cut[i];
-        bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_state_dither(&o, &t) != KOPT_OK;
+        bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_state_dither(&o, &t, 1) != KOPT_OK;
         bad += memcmp(state[1] + 64, state[0] + 64 + cut[i] * l.residual_width, n * l.residual_width) != 0;
     }
     other.step = 99, other.lr = 0.5; /* a checkpoint of another library may bring its step and moments */
-    t = begin(&other, 1);
-    bad += kopt_state_dither(&other, &t) != KOPT_OK || memcmp(state[0] + 64, state[1] + 64, bytes) != 0;
+    t = begin(&other, f, 1);
+    bad += kopt_state_dither(&other, &t, 1) != KOPT_OK || memcmp(state[0] + 64, state[1] + 64, bytes) != 0;
     for (i = 0; i < 2; ++i) {
         other = o, other.seed += i == 0;
-        t = begin(&other, 1), t.id += i == 1;
-        bad += kopt_state_init(&other, &t, NULL) != KOPT_OK || kopt_state_dither(&other, &t) != KOPT_OK;
+        t = begin(&other, f, 1), t.id += i == 1;
+        bad += kopt_state_init(&other, &t, 1, NULL) != KOPT_OK || kopt_state_dither(&other, &t, 1) != KOPT_OK;
         bad += memcmp(state[0] + 64, state[1] + 64, bytes) == 0;
     }
     ok(!bad, "%s %s: same draws on every instruction set and in shards, others with another seed or id: %d differ",
@@ -268,15 +268,16 @@ static void check_keys(kopt_format f, kopt_rounding rounding) {
 }
 
 static void check_ranger(void) {
+    const kopt_format f = KOPT_BF16;
     kopt_optimizer o = kopt_ranger(1e-3);
-    const ref_layout l = ref_layout_of(&o, N);
+    const ref_layout l = ref_layout_of(&o, f, N);
     kopt_tensor t;
     int bad = 0;
     all_weights(0);
     o.seed = SEED;
-    t = begin(&o, 0);
+    t = begin(&o, f, 0);
     t.copy = values[1], t.copy_format = KOPT_F32;
-    bad += kopt_state_dither(&o, &t) != KOPT_OK;
+    bad += kopt_state_dither(&o, &t, 1) != KOPT_OK;
     bad += memcmp(state[0] + l.slow, weight[0], 2 * N) != 0;
     bad += memcmp(state[0] + l.slow_residual, state[0] + l.residual, 2 * N) != 0;
     bad += kopt_convert(values[0], KOPT_F32, weight[0], KOPT_BF16, N) != KOPT_OK;
@@ -289,18 +290,19 @@ static void check_ranger(void) {
 static kopt_result dithered(const kopt_optimizer *o, const kopt_tensor *t, int *written) {
     kopt_result result;
     memcpy(before, weight[0], sizeof before), memcpy(state_before, state[0], sizeof state_before);
-    result = kopt_state_dither(o, t);
+    result = kopt_state_dither(o, t, 1);
     *written += memcmp(before, weight[0], sizeof before) || memcmp(state_before, state[0], sizeof state_before);
     return result;
 }
 
 static void check_refused(void) {
-    kopt_optimizer o = optimizer(KOPT_BF16, KOPT_KAHAN), zero;
+    const kopt_format f = KOPT_BF16;
+    kopt_optimizer o = optimizer(KOPT_KAHAN), zero;
     kopt_tensor t;
     int written = 0, bad = 0;
     size_t i;
     for (i = 0; i < N; ++i) weight[0][i] = 0x3f81, grad[i] = 1e-6f, values[0][i] = 1.001f;
-    t = begin(&o, 0);
+    t = begin(&o, f, 0);
     memset(&zero, 0, sizeof zero);
     bad += dithered(NULL, &t, &written) != KOPT_ERROR_NULL || dithered(&o, NULL, &written) != KOPT_ERROR_NULL;
     bad += dithered(&zero, &t, &written) != KOPT_ERROR_UNINITIALIZED;
@@ -317,36 +319,36 @@ static void check_refused(void) {
     bad += dithered(&o, &t, &written) != KOPT_ERROR_STATE;
     ok(!bad && !written, "refused: NULL, no constructor, another id, too short, overlaps, before kopt_state_init()");
 
-    t = begin(&o, 0), bad = written = 0;
-    bad += kopt_state_dither(&o, &t) != KOPT_OK;
+    t = begin(&o, f, 0), bad = written = 0;
+    bad += kopt_state_dither(&o, &t, 1) != KOPT_OK;
     bad += dithered(&o, &t, &written) != KOPT_ERROR_STEP;
-    bad += kopt_state_init(&o, &t, values[0]) != KOPT_OK || dithered(&o, &t, &written) != KOPT_ERROR_STEP;
-    t = begin(&o, 0);
+    bad += kopt_state_init(&o, &t, 1, values[0]) != KOPT_OK || dithered(&o, &t, &written) != KOPT_ERROR_STEP;
+    t = begin(&o, f, 0);
     bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK || dithered(&o, &t, &written) != KOPT_ERROR_STEP;
     for (i = 0; i + 1 < N; ++i) grad[i] = 0;
     for (grad[N - 1] = 0.001f, i = KOPT_KAHAN; i <= KOPT_EXACT; ++i) { /* a residual of the last element only */
         o.rounding = (kopt_rounding)i;
-        t = begin(&o, 0);
+        t = begin(&o, f, 0);
         bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK || dithered(&o, &t, &written) != KOPT_ERROR_STEP;
     }
     ok(!bad && !written, "refused: a second call, after fp32 weights, after a step");
 
-    o = optimizer(KOPT_BF16, KOPT_NEAREST), o.momentum = 0.9, bad = written = 0;
-    t = begin(&o, 0);
+    o = optimizer(KOPT_NEAREST), o.momentum = 0.9, bad = written = 0;
+    t = begin(&o, f, 0);
     bad += dithered(&o, &t, &written) != KOPT_ERROR_OPTION;
     o.rounding = KOPT_STOCHASTIC;
-    t = begin(&o, 0);
+    t = begin(&o, f, 0);
     bad += dithered(&o, &t, &written) != KOPT_OK;
-    o.weight_format = KOPT_F32, o.rounding = KOPT_NEAREST;
-    t = kopt_tensor_of(values[0], NULL, KOPT_F32, 100, state[0], sizeof state[0]);
-    bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || dithered(&o, &t, &written) != KOPT_OK;
-    o = optimizer(KOPT_BF16, KOPT_KAHAN), memset(&t, 0, sizeof t);
+    o.rounding = KOPT_NEAREST;
+    t = kopt_tensor_of(values[0], KOPT_F32, NULL, KOPT_F32, 100, state[0], sizeof state[0]);
+    bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || dithered(&o, &t, &written) != KOPT_OK;
+    o = optimizer(KOPT_KAHAN), memset(&t, 0, sizeof t);
     bad += dithered(&o, &t, &written) != KOPT_OK; /* no elements */
     ok(!bad && !written, "nothing to draw: NEAREST is refused; STOCHASTIC, fp32 and no elements are left as they are");
 
     for (bad = written = 0, i = KOPT_NEAREST; i <= KOPT_EXACT; ++i) {
         o = kopt_ema(0.9), o.rounding = (kopt_rounding)i;
-        t = begin(&o, 0);
+        t = begin(&o, f, 0);
         bad += dithered(&o, &t, &written) != KOPT_ERROR_OPTION;
     }
     ok(!bad && !written, "refused: an average, with any rounding");
@@ -364,17 +366,17 @@ static double average_moves(kopt_format f, kopt_rounding rounding, int copy) {
     kopt_tensor t;
     size_t i;
     int k;
-    o.weight_format = f, o.rounding = rounding, o.seed = SEED;
+    o.rounding = rounding, o.seed = SEED;
     for (i = 0; i < N; ++i) {
         values[1][i] = 0.125f + 0.125f * (float)(i % 128) / 128;
         weight[0][i] = (uint16_t)ref_narrow(f, ref_bits(values[1][i]));
     }
-    t = begin(&o, 0);
+    t = begin(&o, f, 0);
     for (k = 1; k <= 300; ++k) {
         for (i = 0; i < N; ++i) grad[i] = values[1][i] + (float)(k * ulp / 1000);
         if (kopt_optimizer_step(&o, &t, 1) != KOPT_OK) return -1;
     }
-    if (copy && (kopt_state_read(&o, &t, KOPT_WEIGHT, values[0]) != KOPT_OK ||
+    if (copy && (kopt_state_read(&o, &t, KOPT_SLOT_WEIGHT, values[0]) != KOPT_OK ||
                  kopt_convert_stochastic(weight[0], f, values[0], KOPT_F32, N, key) != KOPT_OK))
         return -1;
     for (i = 0; i < N; ++i) moved += (double)ref_float(ref_widen(f, weight[0][i])) - (double)values[1][i];

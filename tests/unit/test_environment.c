@@ -19,6 +19,7 @@
 #endif
 
 #include "tap.h"
+#include "begun.h"
 #include "reference.h"
 #include "inputs.h"
 
@@ -199,7 +200,7 @@ CASE(conversions_of_one_value) {
         const float y = i < 0 ? v.f : source[0][i];
         u[0] = kopt_bf16_from_f32(y), u[1] = kopt_fp16_from_f32(y);
         u[2] = kopt_bf16_from_f32_stochastic(y, 0x1234), u[3] = kopt_fp16_from_f32_stochastic(y, 0x9876);
-        u[4] = kopt_random((kopt_random_key){1, 2, 3, 0}, 4, (uint64_t)(i + 1)), u[5] = KOPT_RANDOM_STORE(u[4], 3);
+        u[4] = kopt_random((kopt_random_key){1, 2, 3, 0}, 4, (uint64_t)(i + 1)), u[5] = KOPT_RANDOM_STORE_(u[4], 3);
         x[0] = kopt_f32_from_bf16(half[KOPT_BF16][0][i < 0 ? 0 : i]);
         x[1] = kopt_f32_from_fp16(half[KOPT_FP16][0][i < 0 ? 0 : i]);
         RECORD(u), RECORD(x);
@@ -212,11 +213,12 @@ static void record_options(const kopt_optimizer *o) {
     RECORD(o->grad_scale), RECORD(o->clip), RECORD(o->atan2_a), RECORD(o->atan2_b), RECORD(o->sharpness);
 }
 
-static void record_step(const kopt_step *s) {
+static void record_step(const kopt_step *step) {
+    const step_scalars begun = scalars_of(step), *const s = &begun;
     RECORD(s->grad_scale), RECORD(s->l2), RECORD(s->weight_decay), RECORD(s->beta1), RECORD(s->gain1);
     RECORD(s->beta2), RECORD(s->gain2), RECORD(s->beta3), RECORD(s->gain3), RECORD(s->extrapolation);
-    RECORD(s->third_scale), RECORD(s->slow_scale), RECORD(s->rate), RECORD(s->root_scale), RECORD(s->eps),
-        RECORD(s->sharpness);
+    RECORD(s->third_scale), RECORD(s->slow_scale), RECORD(s->rate), RECORD(s->undecayed_rate), RECORD(s->root_scale),
+        RECORD(s->eps), RECORD(s->sharpness);
 }
 
 typedef struct mixture {
@@ -263,51 +265,54 @@ static NOINLINE void record_checkpoint(kopt_optimizer *o, const kopt_tensor *t) 
 }
 
 /* Steps in each mixture of formats, by each of the functions that step, and all that is done with a state block. */
-static NOINLINE void record_steps(const kopt_optimizer *options, float rate_scale) {
+static NOINLINE void record_steps(const kopt_optimizer *options, double rate_scale) {
     const int mixtures_here = quick ? 3 : (int)(sizeof mixtures / sizeof *mixtures);
     int m, k;
     for (m = 0; m < mixtures_here; ++m) {
         kopt_optimizer o = *options;
-        kopt_tensor t = kopt_tensor_of(weight, grad, mixtures[m].grad, N, state, sizeof state);
+        const kopt_format format = mixtures[m].weight;
+        kopt_tensor t = kopt_tensor_of(weight, format, grad, mixtures[m].grad, N, state, sizeof state);
         kopt_norm norm;
         kopt_step s;
         size_t size;
-        o.weight_format = mixtures[m].weight, o.moment_format = mixtures[m].moment, o.rounding = mixtures[m].rounding;
+        o.moment_format = mixtures[m].moment, o.rounding = mixtures[m].rounding;
         t.copy = copy, t.copy_format = mixtures[m].copy, t.rate_scale = rate_scale;
         memset(&s, 0, sizeof s);
         memset(state, 0, sizeof state);
         memcpy(grad, data(mixtures[m].grad, 1), N * width(mixtures[m].grad));
-        size = kopt_state_size(&o, N);
-        record_result(kopt_state_init(&o, &t, source[0]));
+        size = kopt_state_size(&o, &t);
+        record_result(kopt_state_init(&o, &t, 1, source[0]));
         record_result(kopt_optimizer_step(&o, &t, 1));
-        record_result(kopt_step_begin(&o, &s));
+        record_result(kopt_step_begin(&s, &o));
         record_step(&s);
-        record_result(kopt_step_run(&s, &t));
-        record_result(kopt_step_begin(&o, &s));
+        record_result(kopt_step_run(&s, &t, 1));
+        record_result(kopt_step_begin(&s, &o));
         if (o.stable) {
             memset(&norm, 0, sizeof norm);
-            record_result(kopt_stable_measure(&s, &t, 0, N, &norm));
+            record_result(kopt_norm_add_stable(&norm, &s, &t, 0, N));
             RECORD(norm);
-            t.stable_scale = kopt_stable_scale(&norm, N);
+            t.stable_scale = kopt_norm_stable_scale(&norm, N);
             RECORD(t.stable_scale);
         }
-        record_result(kopt_step_range(&s, &t, 0, 256));
-        record_result(kopt_step_range(&s, &t, 256, N));
-        record_result(kopt_step_begin(&o, &s));
-        record_result(kopt_step_list_range(&s, &t, 1, 0, 100));
-        record_result(kopt_step_list_range(&s, &t, 1, 100, kopt_list_size(&t, 1)));
-        t.stable_scale = 0;
-        record(weight, N * width(o.weight_format)), record(copy, N * width(t.copy_format)), record(state, size);
+        record_result(kopt_step_range(&s, &t, 1, 0, 256));
+        record_result(kopt_step_range(&s, &t, 1, 256, N));
+        record_result(kopt_step_begin(&s, &o));
+        record_result(kopt_step_range(&s, &t, 1, 0, 100));
+        record_result(kopt_step_range(&s, &t, 1, 100, kopt_list_length(&t, 1)));
+        t.stable_scale = 0, t.no_decay = 1;
+        record_result(kopt_optimizer_step(&o, &t, 1));
+        t.no_decay = 0;
+        record(weight, N * width(format)), record(copy, N * width(t.copy_format)), record(state, size);
         record_checkpoint(&o, &t);
-        for (k = KOPT_WEIGHT; k <= KOPT_FOURTH_MOMENT; ++k) {
+        for (k = KOPT_SLOT_WEIGHT; k <= KOPT_SLOT_FOURTH_MOMENT; ++k) {
             const kopt_result result = kopt_state_read(&o, &t, (kopt_slot)k, out);
             if (result != KOPT_OK) break;
             record(out, sizeof source[0]);
-            record_result(kopt_state_write(&o, &t, (kopt_slot)k, k == KOPT_WEIGHT ? small[1] : small[0]));
-            record(weight, N * width(o.weight_format)), record(state, size);
+            record_result(kopt_state_write(&o, &t, (kopt_slot)k, k == KOPT_SLOT_WEIGHT ? small[1] : small[0]));
+            record(weight, N * width(format)), record(state, size);
         }
-        record_result(kopt_state_init(&o, &t, NULL)), record_result(kopt_state_dither(&o, &t));
-        record(weight, N * width(o.weight_format)), record(copy, N * width(t.copy_format)), record(state, size);
+        record_result(kopt_state_init(&o, &t, 1, NULL)), record_result(kopt_state_dither(&o, &t, 1));
+        record(weight, N * width(format)), record(copy, N * width(t.copy_format)), record(state, size);
     }
 }
 
@@ -321,11 +326,11 @@ static void set_common(kopt_optimizer *o, values v) {
         record_options(&o);             \
         set_common(&o, v);              \
         __VA_ARGS__;                    \
-        record_steps(&o, v.f);          \
+        record_steps(&o, v.c);          \
     }
 RULE(sgd, kopt_sgd(v.b, 0), o.weight_decay = v.b)
 RULE(momentum, kopt_sgd(v.b, v.a), o.dampening = v.c)
-RULE(nesterov, kopt_sgd(v.b, v.c), o.nesterov = 1, o.decay_mode = KOPT_FULLY_DECOUPLED)
+RULE(nesterov, kopt_sgd(v.b, v.c), o.nesterov = 1, o.decay_mode = KOPT_DECAY_FULLY_DECOUPLED)
 RULE(adam, kopt_adam(v.b), o.amsgrad = 1)
 RULE(adamw, kopt_adamw(v.b), o.beta1 = v.a, o.eps = v.b, o.maximize = 1)
 RULE(stable_adamw, kopt_stable_adamw(v.b), o.eps = 1e-6)
@@ -341,12 +346,12 @@ RULE(smooth_lion, kopt_smooth_lion(v.b, v.d), o.beta1 = v.c)
 
 static kopt_norm norm_of(int format) {
     kopt_norm norm, other;
-    kopt_tensor t = kopt_tensor_of(weight, grad, (kopt_format)format, N, state, sizeof state);
+    kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, (kopt_format)format, N, state, sizeof state);
     memset(&norm, 0, sizeof norm), memset(&other, 0, sizeof other);
     memcpy(grad, data((kopt_format)format, 0), N * width((kopt_format)format));
     record_result(kopt_norm_add(&norm, data((kopt_format)format, 1), (kopt_format)format, N));
     record_result(kopt_norm_add_grads(&other, &t, 1));
-    record_result(kopt_norm_add_grads_range(&other, &t, 1, 3, N - 1));
+    record_result(kopt_norm_add_range(&other, &t, 1, 3, N - 1));
     record_result(kopt_norm_merge(&norm, &other));
     RECORD(norm);
     return norm;
@@ -354,15 +359,14 @@ static kopt_norm norm_of(int format) {
 
 CASE(norm) {
     double x;
-    float y;
     int format;
     for (format = 0; format < 3; ++format) {
         const kopt_norm norm = norm_of(format);
         x = kopt_norm_value(&norm), RECORD(x);
-        x = kopt_clip_coefficient(&norm, v.a, v.c), RECORD(x);
-        x = kopt_clip_coefficient(&norm, v.d, v.b), RECORD(x);
-        y = kopt_stable_scale(&norm, 77), RECORD(y);
-        y = kopt_stable_scale(&norm, UINT64_C(0x123456789abcdef)), RECORD(y);
+        x = kopt_norm_clip(&norm, v.a, v.c), RECORD(x);
+        x = kopt_norm_clip(&norm, v.d, v.b), RECORD(x);
+        x = kopt_norm_stable_scale(&norm, 77), RECORD(x);
+        x = kopt_norm_stable_scale(&norm, UINT64_C(0x123456789abcdef)), RECORD(x);
     }
 }
 
@@ -382,57 +386,57 @@ static void record_scaler(const kopt_scaler *s) {
 }
 
 CASE(scaler_update) {
-    kopt_scaler s = kopt_grad_scaler();
+    kopt_scaler s = kopt_scaler_of();
     int i;
     record_scaler(&s);
-    s.scale = v.f, s.growth = v.d, s.backoff = v.c, s.interval = 2;
+    s.scale = v.c, s.growth = v.d, s.backoff = v.c, s.interval = 2;
     for (i = 0; i < 9; ++i) {
         record_result(kopt_scaler_update(&s, i == 4 || i == 5));
         record_scaler(&s);
     }
 }
 
-static void evaluate(void *user, float scale) {
+static void evaluate(void *user, double scale) {
     (void)user;
     RECORD(scale);
 }
 
 CASE(scaler_step) {
     kopt_optimizer o = kopt_adamw(v.b);
-    kopt_scaler s = kopt_grad_scaler();
-    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+    kopt_scaler s = kopt_scaler_of();
+    kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, N, state, sizeof state);
     kopt_closure closure = {evaluate, NULL, NULL};
     int i, skipped;
-    t.rate_scale = v.f, o.grad_scale = v.d;
-    s.scale = v.f, s.growth = v.d, s.backoff = v.c, s.interval = 1;
+    t.rate_scale = v.c, o.grad_scale = v.d;
+    s.scale = v.c, s.growth = v.d, s.backoff = v.c, s.interval = 1;
     memcpy(grad, half[KOPT_BF16][1], sizeof half[0][0]);
-    record_result(kopt_state_init(&o, &t, source[0]));
+    record_result(kopt_state_init(&o, &t, 1, source[0]));
     for (i = 0; i < 3; ++i) {
         record_result(kopt_scaler_step(&s, &o, &t, 1, v.a, &closure, &skipped));
         record_scaler(&s);
         RECORD(o.grad_scale), RECORD(o.clip);
-        record(weight, 2 * N), record(state, kopt_state_size(&o, N));
+        record(weight, 2 * N), record(state, kopt_state_size(&o, &t));
     }
 }
 
 CASE(scaler_begin) {
-    kopt_optimizer o = kopt_adamw(v.b), was = o, *const all[1] = {&o};
-    kopt_scaler s = kopt_grad_scaler();
-    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, N, state, sizeof state);
+    kopt_optimizer all[2] = {kopt_adamw(v.b), kopt_sgd(v.b, v.c)}, *const o = &all[0], was = *o;
+    kopt_scaler s = kopt_scaler_of();
+    kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, N, state, sizeof state);
     kopt_norm norm;
-    kopt_step step;
+    kopt_step steps[2];
     int skipped;
-    o.grad_scale = v.d, o.weight_decay = v.a, o.beta1 = v.c;
-    s.scale = v.f, s.growth = v.d, s.interval = 1;
+    o->grad_scale = v.d, o->weight_decay = v.a, o->beta1 = v.c;
+    s.scale = v.c, s.growth = v.d, s.interval = 1;
     memcpy(grad, half[KOPT_BF16][1], sizeof half[0][0]);
-    record_result(kopt_number_tensors(&t, 1, 3));
-    record_result(kopt_state_init(&o, &t, source[0]));
+    record_result(kopt_list_set_ids(&t, 1, 3));
+    record_result(kopt_state_init(o, &t, 1, source[0]));
     memset(&norm, 0, sizeof norm);
     record_result(kopt_norm_add_grads(&norm, &t, 1));
-    record_result(kopt_scaler_begin(&s, &o, &norm, v.a, &step, &skipped));
-    record_scaler(&s), record_step(&step);
-    record_result(kopt_scaler_begin_all(&s, all, 1, &norm, v.a, &step, &skipped));
-    record_scaler(&s), record_step(&step);
+    record_result(kopt_scaler_begin(&s, steps, o, 1, &norm, v.a, &skipped));
+    record_scaler(&s), record_step(steps);
+    record_result(kopt_scaler_begin(&s, steps, all, 2, &norm, v.a, &skipped));
+    record_scaler(&s), record_step(&steps[0]), record_step(&steps[1]);
     record_result(kopt_state_inspect(state, sizeof state, &was, &t));
     RECORD(was.lr), RECORD(was.weight_decay), RECORD(was.beta1), RECORD(was.beta2);
 }
@@ -459,8 +463,8 @@ CASE(accumulate) {
             kopt_accumulator a = kopt_accumulator_of(weight, (kopt_format)format, residual, N);
             a.rounding = roundings[k];
             for (i = 0; i < 2; ++i) {
-                record_result(kopt_accumulate(&a, data((kopt_format)format, 0), (kopt_format)format, v.a));
-                record_result(kopt_accumulate(&a, source[1], KOPT_F32, v.b));
+                record_result(kopt_accumulator_add(&a, data((kopt_format)format, 0), (kopt_format)format, v.a));
+                record_result(kopt_accumulator_add(&a, source[1], KOPT_F32, v.b));
             }
             record(weight, N * width((kopt_format)format));
             record_result(kopt_accumulator_read(&a, out));
@@ -469,11 +473,11 @@ CASE(accumulate) {
 }
 
 CASE(compress) {
-    static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_SIGN};
+    static const kopt_format codes[] = {KOPT_BF16, KOPT_FP16, KOPT_Q8, KOPT_Q1};
     int k, i, sum_format;
     for (k = 0; k < 4; ++k) {
         kopt_compressor c = kopt_compressor_of(codes[k], residual, N), unbiased = kopt_compressor_of(codes[k], NULL, N);
-        const size_t size = kopt_compressed_size(codes[k], N);
+        const size_t size = kopt_format_size(codes[k], N);
         for (i = 0; i < 2; ++i) {
             record_result(kopt_compress(&c, copy, sizeof copy, small[i], KOPT_F32));
             record(copy, size);
@@ -542,12 +546,12 @@ CASE(vmath) {
 CASE(map) {
     int f, format;
     (void)v;
-    for (f = KOPT_EXP; f <= KOPT_GELU_TANH_SLOPE; ++f)
+    for (f = KOPT_FN_EXP; f <= KOPT_GELU_TANH_SLOPE; ++f)
         for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
-            record_result(kopt_map((kopt_function)f, weight, half[format][0], (kopt_format)format, N));
+            record_result(kopt_map(weight, half[format][0], (kopt_format)format, N, (kopt_function)f));
             record(weight, 2 * N);
             record_result(
-                kopt_map_backward((kopt_function)f, weight, half[format][1], half[format][0], (kopt_format)format, N));
+                kopt_map_backward(weight, half[format][1], half[format][0], (kopt_format)format, N, (kopt_function)f));
             record(weight, 2 * N);
         }
 }
@@ -565,10 +569,14 @@ CASE(random_numbers) {
 
 CASE(names) {
     const kopt_optimizer o = kopt_adamw(v.b);
+    kopt_optimizer made;
+    const kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, NULL, KOPT_F32, N, NULL, 0);
     const uint32_t u[] = {(uint32_t)kopt_version(), (uint32_t)*kopt_result_string(KOPT_ERROR_STEP),
-                          (uint32_t)*kopt_option_string(&o), kopt_isa_current() < KOPT_ISA_COUNT,
+                          (uint32_t)*kopt_explain(&o, &t, 1), kopt_isa_current() < KOPT_ISA_AUTO,
                           (uint32_t)kopt_isa_usable(KOPT_ISA_SCALAR)};
     RECORD(u);
+    record_result(kopt_optimizer_init(&made, KOPT_RULE_ADAM, 1, KOPT_VERSION, sizeof made, sizeof t));
+    RECORD(made.lr), RECORD(made.beta1), RECORD(made.eps);
 }
 
 /* ---- all cases in all environments ------------------------------------------------------------------------------ */

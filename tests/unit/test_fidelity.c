@@ -20,10 +20,11 @@ typedef struct training {
     unsigned char weight[4 * MOST], state[KOPT_STATE_BYTES(MOST, 12)];
 } training;
 
-static void start(training *r, kopt_optimizer opt, float *grad, size_t n, const float *weights) {
+static void start(training *r, kopt_optimizer opt, kopt_format f, float *grad, size_t n, const float *weights) {
     r->opt = opt;
-    r->t = kopt_tensor_of(r->weight, grad, KOPT_F32, n, r->state, kopt_state_size(&opt, n));
-    if (kopt_state_init(&r->opt, &r->t, weights) != KOPT_OK) exit(printf("Bail out! kopt_state_init\n"));
+    r->t = kopt_tensor_of(r->weight, f, grad, KOPT_F32, n, r->state, 0);
+    r->t.state_size = kopt_state_size(&opt, &r->t);
+    if (kopt_state_init(&r->opt, &r->t, 1, weights) != KOPT_OK) exit(printf("Bail out! kopt_state_init\n"));
 }
 
 static void train(training *r, long steps) {
@@ -59,11 +60,11 @@ static double decayed(kopt_format f, kopt_rounding rounding, kopt_rounding compe
     const float *x;
     double sum = 0;
     int i;
-    o.weight_format = f, o.rounding = rounding, o.compensation_rounding = compensation;
+    o.rounding = rounding, o.residual_rounding = compensation;
     for (i = 0; i < N; ++i) weight[i] = (i & 1 ? 0.5f : -0.5f) * (1 + 3 * (float)i / N);
-    start(&r, o, grad, N, weight);
+    start(&r, o, f, grad, N, weight);
     train(&r, (long)(1 / (lr * o.weight_decay) + 0.5));
-    for (x = values(&r, KOPT_WEIGHT), i = 0; i < N; ++i) sum += (double)(x[i] / weight[i]);
+    for (x = values(&r, KOPT_SLOT_WEIGHT), i = 0; i < N; ++i) sum += (double)(x[i] / weight[i]);
     return sum / N;
 }
 
@@ -101,18 +102,17 @@ static void check_constant(kopt_format f, float magnitude, float relative, long 
     }
     for (k = 0; k < RUNS; ++k) {
         kopt_optimizer o = kopt_sgd(0.125, 0);
-        o.weight_format = k == FP32 ? KOPT_F32 : f;
         o.rounding = (kopt_rounding)(KOPT_KAHAN + k % FP32);
-        start(&run[k], o, grad, N, weight);
-        memcpy(from[k], values(&run[k], KOPT_WEIGHT), sizeof from[k]);
+        start(&run[k], o, k == FP32 ? KOPT_F32 : f, grad, N, weight);
+        memcpy(from[k], values(&run[k], KOPT_SLOT_WEIGHT), sizeof from[k]);
     }
     for (checkpoint = 0; checkpoint < 10; ++checkpoint) {
         for (k = 0; k < RUNS; ++k) train(&run[k], steps / 10);
-        differ += memcmp(values(&run[FP32], KOPT_WEIGHT), values(&run[KOPT_EXACT - KOPT_KAHAN], KOPT_WEIGHT),
+        differ += memcmp(values(&run[FP32], KOPT_SLOT_WEIGHT), values(&run[KOPT_EXACT - KOPT_KAHAN], KOPT_SLOT_WEIGHT),
                          sizeof weight) != 0;
     }
     for (k = 0; k < RUNS; ++k) {
-        const float *x = values(&run[k], KOPT_WEIGHT);
+        const float *x = values(&run[k], KOPT_SLOT_WEIGHT);
         for (i = 0; i < N; ++i)
             moved[k] +=
                 ((double)from[k][i] - (double)x[i]) / ((double)relative * (double)weight[i] * (double)steps) / N;
@@ -144,12 +144,12 @@ static void check_split(void) {
         uint32_t low = f == KOPT_BF16 ? 0x00800000 : 0x37000000, high = f == KOPT_BF16 ? 0x7f7f8000 : 0x477ff000;
         uint32_t word = low, lost = 0, sign = 0, fill = 0, tried = 0, i;
         kopt_optimizer o = kopt_sgd(1, 0);
-        o.weight_format = (kopt_format)f, o.rounding = KOPT_EXACT;
+        o.rounding = KOPT_EXACT;
         for (; word < high; word += 251, sign ^= 0x80000000u) {
             in[fill++] = ref_float(word | sign);
             if (fill < MOST) continue;
-            start(&r, o, in, MOST, in);
-            out = values(&r, KOPT_WEIGHT);
+            start(&r, o, (kopt_format)f, in, MOST, in);
+            out = values(&r, KOPT_SLOT_WEIGHT);
             for (i = 0; i < MOST; ++i) lost += ref_bits(out[i]) != ref_bits(in[i]);
             tried += fill, fill = 0;
         }
@@ -183,14 +183,14 @@ static void check_second_moment(double beta2) {
         o.beta2 = beta2;
         o.moment_format = k == FP32 ? KOPT_F32 : KOPT_BF16;
         o.moment_rounding = k == NEAREST ? KOPT_NEAREST : KOPT_STOCHASTIC;
-        start(&run[k], o, pool, MOST, weight);
+        start(&run[k], o, KOPT_BF16, pool, MOST, weight);
     }
     for (p = 0; p < 3; ++p) {
         double v[RUNS];
         for (k = 0; k < RUNS; ++k) {
             run[k].opt.grad_scale = p ? 0.01 : 1;
             train_on_pool(&run[k], p == 2 ? 2 * settle : settle, (uint32_t)p);
-            v[k] = mean(values(&run[k], KOPT_SECOND_MOMENT), MOST);
+            v[k] = mean(values(&run[k], KOPT_SLOT_SECOND_MOMENT), MOST);
         }
         ok(within(v[BF16], v[FP32], 0.02), "beta2 = %g, %s: bf16 second moment is %.4f of fp32's (%.2e)", beta2,
            phase[p], v[BF16] / v[FP32], v[FP32]);
@@ -208,15 +208,15 @@ static void check_small_gradients(void) {
     for (i = 0; i < MOST; ++i) weight[i] = 1, constant[i] = 1e-6f;
     for (k = 0; k < RUNS; ++k) {
         kopt_optimizer o = kopt_adam(1e-5);
-        o.weight_format = KOPT_F32, o.moment_format = k == FP32 ? KOPT_F32 : KOPT_FP16;
+        o.moment_format = k == FP32 ? KOPT_F32 : KOPT_FP16;
         o.grad_scale = 1e-6;
-        start(&run[k], o, pool, MOST, weight);
+        start(&run[k], o, KOPT_F32, pool, MOST, weight);
         train_on_pool(&run[k], 10000, 7);
-        v[k] = mean(values(&run[k], KOPT_SECOND_MOMENT), MOST);
+        v[k] = mean(values(&run[k], KOPT_SLOT_SECOND_MOMENT), MOST);
         o.grad_scale = 1;
-        start(&run[k], o, constant, MOST, weight);
+        start(&run[k], o, KOPT_F32, constant, MOST, weight);
         train(&run[k], 10000);
-        moved[k] = 1 - mean(values(&run[k], KOPT_WEIGHT), MOST);
+        moved[k] = 1 - mean(values(&run[k], KOPT_SLOT_WEIGHT), MOST);
     }
     ok(within(v[FP16], v[FP32], 0.05), "fp16 second moment of Gaussian gradients of 1e-6: %.4f of fp32's (%.2e)",
        v[FP16] / v[FP32], v[FP32]);
@@ -237,11 +237,11 @@ static void check_moments_under_loss_scale(void) {
         for (i = 0; i < MOST; ++i) scaled[i] = size[k] * 65536;
         for (f = KOPT_F32; f <= KOPT_FP16; ++f) {
             kopt_optimizer o = kopt_adam(1e-3);
-            o.weight_format = KOPT_F32, o.moment_format = (kopt_format)f;
+            o.moment_format = (kopt_format)f;
             o.grad_scale = 1.0 / 65536;
-            start(&r, o, scaled, MOST, zero);
+            start(&r, o, KOPT_F32, scaled, MOST, zero);
             train(&r, 1000);
-            moved[f] = -mean(values(&r, KOPT_WEIGHT), MOST);
+            moved[f] = -mean(values(&r, KOPT_SLOT_WEIGHT), MOST);
         }
         ok(within(moved[KOPT_BF16], moved[KOPT_F32], 0.01) &&
                (k < 2 ? within(moved[KOPT_FP16], moved[KOPT_F32], 0.02) : moved[KOPT_FP16] < 0.9 * moved[KOPT_F32]),
@@ -262,12 +262,11 @@ static int differ_from_fp32(kopt_optimizer o, kopt_format f, kopt_format moments
     const float *a, *b;
     for (i = 0; i < N; ++i) weight[i] = (i & 1 ? 1.0f : -1.0f) * (0.5f + 3 * uniform32(&draws));
     for (k = 0; k < 2; ++k) {
-        o.weight_format = k ? KOPT_F32 : f, o.rounding = KOPT_EXACT;
-        o.moment_format = k ? fp32_moments : moments;
-        start(&run[k], o, pool, N, weight);
+        o.rounding = KOPT_EXACT, o.moment_format = k ? fp32_moments : moments;
+        start(&run[k], o, k ? KOPT_F32 : f, pool, N, weight);
         train_on_pool(&run[k], 200, 3);
     }
-    a = values(&run[0], KOPT_WEIGHT), b = values(&run[1], KOPT_WEIGHT);
+    a = values(&run[0], KOPT_SLOT_WEIGHT), b = values(&run[1], KOPT_SLOT_WEIGHT);
     for (i = 0; i < N; ++i) differ += ref_bits(a[i]) != ref_bits(b[i]);
     return differ;
 }
@@ -287,10 +286,10 @@ static void check_exact(void) {
            "exact %s: the weights of fp32 runs with the same moments (%d differ), not with other moments (%d of 512)",
            format_name[f], differ, apart);
     }
-    adamw.weight_format = KOPT_FP16, adamw.rounding = KOPT_EXACT;
+    adamw.rounding = KOPT_EXACT;
     for (i = 0; i < MOST; ++i) in[i] = (float)ldexp((double)uniform32(&draws), -17);
-    start(&r, adamw, in, MOST, in);
-    for (out = values(&r, KOPT_WEIGHT), differ = i = 0; i < MOST; ++i) {
+    start(&r, adamw, KOPT_FP16, in, MOST, in);
+    for (out = values(&r, KOPT_SLOT_WEIGHT), differ = i = 0; i < MOST; ++i) {
         off += fabs((double)out[i] - (double)in[i]) > 0x1p-41;
         differ += ref_bits(out[i]) != ref_bits(in[i]);
     }
@@ -338,7 +337,7 @@ static double progress(kopt_format f, int rounding, int quiet, int e, double *mo
     double sum = 0, n = N * ROUNDS;
     int round, i;
     kopt_optimizer o = kopt_sgd(1, 0);
-    o.weight_format = f, o.rounding = (kopt_rounding)rounding;
+    o.rounding = (kopt_rounding)rounding;
     for (*moved = round = 0; round < ROUNDS; ++round) {
         for (i = 0; i < N; ++i) {
             weight[i] = 1 + uniform32(&draws);
@@ -360,10 +359,10 @@ static double progress(kopt_format f, int rounding, int quiet, int e, double *mo
             const int steps = rounding == KOPT_COMPACT ? 2000 : 1; /* its noise is larger than one update */
             static float from[N];
             const float *to;
-            start(&r, o, grad, N, weight);
-            memcpy(from, values(&r, KOPT_WEIGHT), sizeof from);
+            start(&r, o, f, grad, N, weight);
+            memcpy(from, values(&r, KOPT_SLOT_WEIGHT), sizeof from);
             train(&r, steps);
-            for (to = values(&r, KOPT_WEIGHT), i = 0; i < N; ++i) {
+            for (to = values(&r, KOPT_SLOT_WEIGHT), i = 0; i < N; ++i) {
                 sum += ((double)from[i] - (double)to[i]) / (double)grad[i] / n / steps;
                 *moved += (ref_bits(to[i]) != ref_bits(from[i])) / n;
             }
@@ -458,8 +457,8 @@ static void check_random_updates(void) {
             if (o.rounding == KOPT_STOCHASTIC)
                 weight[i] = ref_float(ref_widen(KOPT_BF16, ref_narrow(KOPT_BF16, ref_bits(weight[i]))));
         }
-        start(&r, o, grad, MOST, weight);
-        for (x = values(&r, KOPT_WEIGHT), i = 0; i < MOST; ++i) want[i] = (double)(weight[i] = x[i]);
+        start(&r, o, KOPT_BF16, grad, MOST, weight);
+        for (x = values(&r, KOPT_SLOT_WEIGHT), i = 0; i < MOST; ++i) want[i] = (double)(weight[i] = x[i]);
         for (t = 0; t < STEPS; ++t) {
             for (i = 0; i < MOST; ++i) {
                 grad[i] = lcg32(&draws) >> 31 ? 1e-6f * weight[i] : -1e-6f * weight[i];
@@ -467,7 +466,7 @@ static void check_random_updates(void) {
             }
             train(&r, 1);
         }
-        for (x = values(&r, KOPT_WEIGHT), i = 0; i < MOST; ++i) {
+        for (x = values(&r, KOPT_SLOT_WEIGHT), i = 0; i < MOST; ++i) {
             const double off = ((double)x[i] - want[i]) / (double)weight[i];
             const double way = (want[i] - (double)weight[i]) / (double)weight[i];
             error += off * off / MOST, true_way += way * way / MOST, bias += off / MOST;
@@ -502,7 +501,8 @@ static void check_accumulation(int quick) {
                         grad[i] = one_sign ? 1 + uniform32(&noise_state) : gaussian();
                         want[i] += (double)grad[i];
                     }
-                    if (kopt_accumulate(&a, grad, KOPT_F32, 1) != KOPT_OK) exit(printf("Bail out! kopt_accumulate\n"));
+                    if (kopt_accumulator_add(&a, grad, KOPT_F32, 1) != KOPT_OK)
+                        exit(printf("Bail out! kopt_accumulator_add\n"));
                 }
                 if (kopt_accumulator_read(&a, out) != KOPT_OK) exit(printf("Bail out! kopt_accumulator_read\n"));
                 for (i = 0; i < N; ++i) {
@@ -560,20 +560,20 @@ static void check_fine_tuning(long steps, double least, double most) {
         for (arm = 0; arm < ARMS; ++arm) {
             kopt_optimizer o = kopt_adamw(1e-6);
             o.weight_decay = 0, o.moment_format = KOPT_F32, o.rounding = (kopt_rounding)rounding[arm];
-            o.weight_format = arm == FP32 ? KOPT_F32 : KOPT_BF16, o.seed = (uint64_t)seed;
-            start(&run[arm], o, grad, MOST, arm == KEPT ? kept : from);
+            o.seed = (uint64_t)seed;
+            start(&run[arm], o, arm == FP32 ? KOPT_F32 : KOPT_BF16, grad, MOST, arm == KEPT ? kept : from);
             for (windows = (uint32_t)seed, t = 0; t < steps; ++t) {
                 const float *noise = pool + (lcg32(&windows) >> 16) % POOL;
-                kopt_convert(seen, KOPT_F32, run[arm].weight, o.weight_format, MOST);
+                kopt_convert(seen, KOPT_F32, run[arm].weight, run[arm].t.weight_format, MOST);
                 for (i = 0; i < MOST; ++i) grad[i] = seen[i] - target[i] + 0.5f * noise[i];
                 train(&run[arm], 1);
             }
         }
         for (arm = 0; arm < ALL; ++arm) {
             const kopt_random_key key = {99 + (uint64_t)seed, 0, 0, 0};
-            const float *full = values(&run[arm < ARMS ? arm : arm == KEPT_EXPORT ? KEPT : FP32], KOPT_WEIGHT);
+            const float *full = values(&run[arm < ARMS ? arm : arm == KEPT_EXPORT ? KEPT : FP32], KOPT_SLOT_WEIGHT);
             double after = 0;
-            if (arm < ARMS) kopt_convert(seen, KOPT_F32, run[arm].weight, run[arm].opt.weight_format, MOST);
+            if (arm < ARMS) kopt_convert(seen, KOPT_F32, run[arm].weight, run[arm].t.weight_format, MOST);
             if (arm == NEAREST_EXPORT) kopt_convert(file, KOPT_BF16, full, KOPT_F32, MOST);
             if (arm > NEAREST_EXPORT) kopt_convert_stochastic(file, KOPT_BF16, full, KOPT_F32, MOST, key);
             if (arm >= ARMS) kopt_convert(seen, KOPT_F32, file, KOPT_BF16, MOST);
@@ -603,10 +603,10 @@ static void check_fine_tuning(long steps, double least, double most) {
 static double torch_step(const kopt_optimizer *o, long t, double w, double g, double state[2]) {
     double wd = o->weight_decay;
     if (o->maximize) g = -g;
-    if (o->decay_mode == KOPT_L2) g += wd * w;
-    if (o->decay_mode == KOPT_DECOUPLED) w -= o->lr * wd * w;
-    if (o->decay_mode == KOPT_FULLY_DECOUPLED) w -= o->lr / o->max_lr * wd * w;
-    if (o->rule == KOPT_SGD) {
+    if (o->decay_mode == KOPT_DECAY_L2) g += wd * w;
+    if (o->decay_mode == KOPT_DECAY_DECOUPLED) w -= o->lr * wd * w;
+    if (o->decay_mode == KOPT_DECAY_FULLY_DECOUPLED) w -= o->lr / o->max_lr * wd * w;
+    if (o->rule == KOPT_RULE_SGD) {
         if (o->momentum > 0) {
             state[0] = t > 1 ? o->momentum * state[0] + (1 - o->dampening) * g : g;
             g = o->nesterov ? g + o->momentum * state[0] : state[0];
@@ -627,9 +627,9 @@ static void check_trajectory(const char *name, kopt_optimizer o, int schedule) {
     const float *x;
     long t;
     int i;
-    o.weight_format = o.moment_format = KOPT_F32;
+    o.moment_format = KOPT_F32;
     for (i = 0; i < N; ++i) w[i] = (double)(weight[i] = gaussian());
-    start(&r, o, pool, N, weight);
+    start(&r, o, KOPT_F32, pool, N, weight);
     for (t = 1; t <= STEPS; ++t) {
         float *g = pool + t * 31;
         if (schedule) r.opt.lr = first_lr * (1 + cos(3.14159 * (double)t / STEPS)) / 2;
@@ -637,7 +637,7 @@ static void check_trajectory(const char *name, kopt_optimizer o, int schedule) {
         r.t.grad = g;
         train(&r, 1);
     }
-    for (x = values(&r, KOPT_WEIGHT), i = 0; i < N; ++i)
+    for (x = values(&r, KOPT_SLOT_WEIGHT), i = 0; i < N; ++i)
         if (fabs((double)x[i] - w[i]) > worst) worst = fabs((double)x[i] - w[i]);
     ok(worst < 1e-5, "%s, fp32, 1000 steps: within %.1e of binary64", name, worst);
 }
@@ -649,7 +649,7 @@ static void check_trajectories(void) {
     dampened.dampening = 0.3, dampened.maximize = 1;
     nesterov.nesterov = 1, nesterov.weight_decay = 1e-3;
     l2.weight_decay = 0.1, adamw.weight_decay = 0.1;
-    fully.decay_mode = KOPT_FULLY_DECOUPLED, fully.weight_decay = 1e-4;
+    fully.decay_mode = KOPT_DECAY_FULLY_DECOUPLED, fully.weight_decay = 1e-4;
     check_trajectory("SGD", sgd, 0);
     check_trajectory("SGD with momentum", momentum, 0);
     check_trajectory("SGD with dampening, maximize", dampened, 0);
@@ -662,20 +662,20 @@ static void check_trajectories(void) {
 
 static void check_defaults(void) {
     kopt_optimizer s = kopt_sgd(0.5, 0.25), a = kopt_adam(0.5), w = kopt_adamw(0.5);
-    ok(s.rule == KOPT_SGD && a.rule == KOPT_ADAM && w.rule == KOPT_ADAM, "rules");
+    ok(s.rule == KOPT_RULE_SGD && a.rule == KOPT_RULE_ADAM && w.rule == KOPT_RULE_ADAM, "rules");
     ok(!(s.lr < 0.5 || s.lr > 0.5 || a.lr < 0.5 || a.lr > 0.5 || w.lr < 0.5 || w.lr > 0.5), "learning rate as given");
     ok(within(s.momentum, 0.25, 0) && within(s.dampening, 0, 0) && !s.nesterov && within(s.weight_decay, 0, 0) &&
-           s.decay_mode == KOPT_L2 && !s.maximize,
+           s.decay_mode == KOPT_DECAY_L2 && !s.maximize,
        "SGD has PyTorch's defaults");
     ok(within(a.beta1, 0.9, 0) && within(a.beta2, 0.999, 0) && within(a.eps, 1e-8, 0) && within(a.weight_decay, 0, 0) &&
-           a.decay_mode == KOPT_L2 && !a.maximize,
+           a.decay_mode == KOPT_DECAY_L2 && !a.maximize,
        "Adam has PyTorch's defaults");
     ok(within(w.beta1, 0.9, 0) && within(w.beta2, 0.999, 0) && within(w.eps, 1e-8, 0) &&
-           within(w.weight_decay, 0.01, 0) && w.decay_mode == KOPT_DECOUPLED && !w.maximize,
+           within(w.weight_decay, 0.01, 0) && w.decay_mode == KOPT_DECAY_DECOUPLED && !w.maximize,
        "AdamW has PyTorch's defaults");
-    ok(w.weight_format == KOPT_BF16 && w.rounding == KOPT_KAHAN && w.moment_format == KOPT_BF16 &&
-           w.moment_rounding == KOPT_STOCHASTIC && w.compensation_rounding == KOPT_STOCHASTIC && !w.zero_grad &&
-           within(w.grad_scale, 1, 0) && within(w.clip, 1, 0) && within(w.max_lr, 0.5, 0) && !w.seed && !w.step,
+    ok(w.rounding == KOPT_KAHAN && w.moment_format == KOPT_BF16 && w.moment_rounding == KOPT_STOCHASTIC &&
+           w.residual_rounding == KOPT_STOCHASTIC && !w.zero_grad && within(w.grad_scale, 1, 0) &&
+           within(w.clip, 1, 0) && within(w.max_lr, 0.5, 0) && !w.seed && !w.step,
        "the other defaults are the documented ones");
 }
 
@@ -694,51 +694,31 @@ static void check_rest(void) {
                 for (moment = KOPT_F32; moment <= KOPT_FP16; ++moment)
                     for (quiet = 0; quiet < 2; ++quiet)
                         for (whole = 0; whole < 2; ++whole, ++cases) {
+                            const kopt_format f = (kopt_format)format;
                             kopt_optimizer o = rule == 3 ? kopt_adamw(0.1) : kopt_sgd(0.1, rule ? 0.9 : 0);
                             o.nesterov = rule == 2, o.weight_decay = 0;
-                            o.weight_format = (kopt_format)format, o.rounding = (kopt_rounding)rounding;
+                            o.rounding = (kopt_rounding)rounding;
                             o.moment_format = (kopt_format)moment;
-                            o.moment_rounding = o.compensation_rounding = quiet ? KOPT_NEAREST : KOPT_STOCHASTIC;
+                            o.moment_rounding = o.residual_rounding = quiet ? KOPT_NEAREST : KOPT_STOCHASTIC;
                             for (i = 0; i < N; ++i) {
                                 uint32_t word = ref_bits(gaussian());
-                                if (whole) word = ref_widen(o.weight_format, ref_narrow(o.weight_format, word));
+                                if (whole) word = ref_widen(f, ref_narrow(f, word));
                                 weight[i] = ref_float(word);
                             }
-                            start(&r, o, grad, N, weight);
+                            start(&r, o, f, grad, N, weight);
                             memcpy(before, r.weight, sizeof before);
-                            memcpy(weight, values(&r, KOPT_WEIGHT), sizeof weight);
+                            memcpy(weight, values(&r, KOPT_SLOT_WEIGHT), sizeof weight);
                             train(&r, 100);
-                            moved += whole && memcmp(before, r.weight, N * ref_width(o.weight_format));
-                            moved += memcmp(weight, values(&r, KOPT_WEIGHT), sizeof weight) != 0;
+                            moved += whole && memcmp(before, r.weight, N * ref_width(f));
+                            moved += memcmp(weight, values(&r, KOPT_SLOT_WEIGHT), sizeof weight) != 0;
                         }
     ok(!moved, "no gradient, no moments, no decay: nothing moves in 100 steps, %d runs, %d moved", cases, moved);
-}
-
-/* 1 - beta^t, of which the rate and the scale of the root are made, against libm. */
-static void check_corrections(int quick) {
-    static const double betas[] = {0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995, 0.9999, 0.99999, 0.999999};
-    double worst = 0;
-    uint32_t t;
-    size_t i;
-    for (i = 0; i < sizeof betas / sizeof *betas; ++i)
-        for (t = 1; t < 4000000; t += t < (quick ? 3000u : 100000u) ? 1 : 997) {
-            kopt_optimizer o = kopt_adamw(1);
-            double c = -expm1(t * log(betas[i])), rate, root;
-            kopt_step s;
-            o.beta1 = o.beta2 = betas[i], o.step = t - 1;
-            kopt_step_begin(&o, &s);
-            rate = fabs((double)s.rate * c - 1), root = fabs((double)s.root_scale * sqrt(c) - 1);
-            if (!(rate <= worst)) worst = rate;
-            if (!(root <= worst)) worst = root;
-        }
-    ok(worst < 4e-7, "bias corrections, 12 betas, up to step 4000000: off by at most %.2g", worst);
 }
 
 int main(int count, char **arguments) {
     int i, quick = count > 1 && !strcmp(arguments[1], "quick");
     for (i = 0; i < POOL + MOST; ++i) pool[i] = gaussian();
     check_defaults();
-    check_corrections(quick);
     check_trajectories();
     check_rest();
     check_split();

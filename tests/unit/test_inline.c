@@ -62,11 +62,11 @@ static void read_library(const kopt_optimizer *opt, const kopt_tensor *t, size_t
 
 /* The same steps by kopt_optimizer_step() and by an inline step: how many 16-bit words differ in the end. */
 static long differences(kopt_inline_optimizer o, kopt_optimizer opt, size_t n, int steps, int weights, int gradients) {
-    const int moments = opt.rule == KOPT_ADAM ? 2 : 0;
+    const int moments = opt.rule == KOPT_RULE_ADAM ? 2 : 0;
     long bad = 0;
     size_t i;
     int step;
-    kopt_tensor t = KOPT_TENSOR(&opt, library_weight, grad, n, block, sizeof block);
+    kopt_tensor t = KOPT_TENSOR(KOPT_BF16, library_weight, grad, n, block, sizeof block);
     opt.weight_decay = (double)o.weight_decay;
     opt.eps = (double)o.eps;
     opt.seed = o.seed;
@@ -74,7 +74,7 @@ static long differences(kopt_inline_optimizer o, kopt_optimizer opt, size_t n, i
     t.id = o.id;
     for (i = 0; i < n; ++i) weight[i] = library_weight[i] = number(weights);
     memset(state, 0, sizeof state);
-    if (kopt_state_init(&opt, &t, NULL) != KOPT_OK) return -1;
+    if (kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK) return -1;
     for (step = 0; step < steps; ++step) {
         for (i = 0; i < n; ++i) grad[i] = number(step % 3 == 2 ? ORDINARY : gradients);
         if (kopt_optimizer_step(&opt, &t, 1) != KOPT_OK) return -2;

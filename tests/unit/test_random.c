@@ -37,9 +37,9 @@ static void check_kopt_random(void) {
     ok(!bad, "kopt_random, 16 streams, indices below 2^63: %u of %u differ", (unsigned)bad, (unsigned)k);
     for (bad = 0, k = 0; k < 65536; ++k) {
         const uint32_t r = k * 40503u ^ k << 16;
-        bad += KOPT_RANDOM_STORE(r, k % 5) != ref_number(r, k % 5);
+        bad += KOPT_RANDOM_STORE_(r, k % 5) != ref_number(r, k % 5);
     }
-    ok(!bad, "KOPT_RANDOM_STORE: %u differ", (unsigned)bad);
+    ok(!bad, "KOPT_RANDOM_STORE_: %u differ", (unsigned)bad);
 }
 
 /* ---- Which bits are used ---------------------------------------------------------------------------------------- */
@@ -329,7 +329,7 @@ typedef struct source {
 } source;
 
 static double error_of(const source *s, size_t element, uint32_t store, uint32_t step, double *variance) {
-    const uint32_t n = 1u << s->width, number = KOPT_RANDOM_STORE(drawn[step][element], store);
+    const uint32_t n = 1u << s->width, number = KOPT_RANDOM_STORE_(drawn[step][element], store);
     const uint32_t other = unrelated[(element + 7919 * store + 104729 * step) & 65535];
     const uint32_t f = s->fraction == 0 ? n / 2 : s->fraction == 1 ? n * 3 / 10 : other >> (16 - s->width);
     const uint32_t bits = s->lower ? number & (n - 1) : number >> (16 - s->width);
@@ -464,17 +464,17 @@ static void check_stores(void) {
                 const size_t width = s->rounding == KOPT_COMPACT ? 1 : 2;
                 spread rows = {0, 0, 0, 0, 0}, apart = rows, word = rows;
                 kopt_optimizer o = kopt_sgd(1, 0);
-                kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_F32, NUMBERS, state, sizeof state);
+                kopt_tensor t = kopt_tensor_of(weight, s->format, grad, KOPT_F32, NUMBERS, state, sizeof state);
                 size_t e, at, parity, row;
                 int good;
-                kopt_isa_force(scalar ? KOPT_ISA_SCALAR : KOPT_ISA_COUNT);
-                o.weight_format = s->format, o.rounding = s->rounding, o.seed = 11, t.id = (uint32_t)k;
+                kopt_isa_force(scalar ? KOPT_ISA_SCALAR : KOPT_ISA_AUTO);
+                o.rounding = s->rounding, o.seed = 11, t.id = (uint32_t)k;
                 for (e = 0; e < NUMBERS; ++e) {
                     u[e] = random_fractions ? (unrelated[e & 65535] ^ (uint32_t)(e >> 3)) & (s->most - 1) : s->equal;
                     grad[e] = -ref_mul((float)u[e], ref_float(0x34000000)); /* 2^-23 */
                     weight[e] = s->format == KOPT_BF16 ? 0x3f80 : 0x3c00;
                 }
-                good = kopt_state_init(&o, &t, NULL) == KOPT_OK && kopt_optimizer_step(&o, &t, 1) == KOPT_OK;
+                good = kopt_state_init(&o, &t, 1, NULL) == KOPT_OK && kopt_optimizer_step(&o, &t, 1) == KOPT_OK;
                 for (at = 0; at < NUMBERS; at += at % 128 == 126 ? 2048 - 126 : 2) {
                     double all = 0, all_variance = 0;
                     for (parity = 0; parity < 2; ++parity) {
@@ -502,7 +502,7 @@ static void check_stores(void) {
                    ratio_of(&rows), ratio_of(&apart), ratio_of(&word), score_of(&rows), score_of(&apart),
                    score_of(&word));
             }
-    kopt_isa_force(KOPT_ISA_COUNT);
+    kopt_isa_force(KOPT_ISA_AUTO);
 }
 
 /* ---- What is tied: the 16 rows of one word, all 2^32 words. The upper bit of a number decides, and the lowest 4 bits
@@ -559,7 +559,7 @@ static void coin(signed char *out, uint64_t seed, uint32_t step, uint32_t id, ui
 static void step_coin(signed char *out, uint32_t step, uint32_t id) {
     static uint16_t weight[DRAWS], grad[DRAWS];
     kopt_optimizer o = kopt_sgd(1, 0);
-    kopt_tensor t = kopt_tensor_of(weight, grad, KOPT_BF16, DRAWS, NULL, 0);
+    kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, DRAWS, NULL, 0);
     int i;
     o.rounding = KOPT_STOCHASTIC, o.seed = 1, o.step = step - 1, t.id = id;
     for (i = 0; i < DRAWS; ++i) weight[i] = 0x3f80, grad[i] = 0xbb80;

@@ -1,6 +1,8 @@
-/* test_save.c - checkpoints of lists: kopt_save, kopt_load, both in pieces, and kopt_save_inspect. The layout is read
-   here byte by byte, by the tables in docs/numerics.md sections 8a and 8c, with a CRC-32 of its own. The checkpoints of
-   save_v1.h stay as they are: every version reads them. `test_save fixtures` has written them. */
+/* test_save.c - checkpoints of lists, also of several formats: kopt_save, kopt_load, both in pieces, and
+   kopt_save_inspect. The layout is read here byte by byte, by the tables in docs/numerics.md sections 8a and 8c, with a
+   CRC-32 of its own. The checkpoints of save_v1.h stay as they are: every version reads them. `test_save fixtures`
+   prints them again, if no bit of a step has changed. */
+#define KAHAN_OPT_VMATH
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
 
@@ -12,8 +14,29 @@
 
 enum { LIST = 4, MOST = 300, STATE = 64 + 32 * MOST, SPACE = 65536 };
 static const size_t size_of[LIST] = {MOST, 7, 0, 258};
+
+/* What the weights of a list are: one format, or several, with 16-bit or fp32 weights first. */
+typedef enum weights {
+    IN_F32 = KOPT_F32,
+    IN_BF16 = KOPT_BF16,
+    IN_FP16 = KOPT_FP16,
+    MIXED,
+    MIXED_FROM_F32,
+    MIXED_ONLY_EMPTY, /* the only 16-bit tensor has no elements */
+    WEIGHTS
+} weights;
+static kopt_format format_in(weights which, int i) {
+    static const kopt_format mixed[][LIST] = {{KOPT_FP16, KOPT_F32, KOPT_F32, KOPT_BF16},
+                                              {KOPT_F32, KOPT_BF16, KOPT_BF16, KOPT_FP16},
+                                              {KOPT_F32, KOPT_F32, KOPT_FP16, KOPT_F32}};
+    return which >= MIXED ? mixed[which - MIXED][i] : (kopt_format)which;
+}
+/* ... and in byte 6 of the checkpoint. */
+static const unsigned char byte_of[WEIGHTS] = {KOPT_F32, KOPT_BF16, KOPT_FP16, KOPT_FP16, KOPT_BF16, KOPT_FP16};
+
 typedef struct model {
     kopt_optimizer opt;
+    weights which;
     kopt_tensor list[LIST];
     unsigned char weight[LIST][4 * MOST], grad[LIST][2 * MOST], copy[LIST][4 * MOST], state[LIST][STATE];
 } model;
@@ -26,7 +49,8 @@ static void connect(model *to) {
     for (i = 0; i < LIST; ++i) {
         kopt_tensor *t = &to->list[i];
         t->weight = to->weight[i], t->grad = to->grad[i], t->state = to->state[i];
-        t->grad_format = KOPT_BF16, t->state_size = STATE, t->n = size_of[i];
+        t->weight_format = format_in(to->which, i), t->grad_format = KOPT_BF16, t->state_size = STATE,
+        t->n = size_of[i];
         t->copy = i == 0 ? to->copy[0] : NULL, t->copy_format = KOPT_F32;
         t->id = i < 3 ? 4 + (uint32_t)i : 9;
         t->first_index = i == 3 ? 512 : 0;
@@ -38,17 +62,18 @@ static void copy_model(model *to, const model *from) {
     connect(to);
 }
 
-static void build(model *to, const kopt_optimizer *opt) {
+static void build(model *to, const kopt_optimizer *opt, weights which) {
     static float values[MOST];
     uint32_t seed = 1;
     int i, k;
     memset(to, 0, sizeof *to);
+    to->which = which;
     connect(to);
     to->opt = *opt;
     to->opt.seed = UINT64_C(0x123456789abcdef0);
     for (i = 0; i < LIST; ++i) {
         for (k = 0; k < MOST; ++k) values[k] = normal32(&seed);
-        if (kopt_state_init(&to->opt, &to->list[i], values) != KOPT_OK) ok(0, "init");
+        if (kopt_state_init(&to->opt, &to->list[i], 1, values) != KOPT_OK) ok(0, "init");
     }
 }
 
@@ -73,8 +98,9 @@ static int same(const model *a, const model *b) {
 }
 
 /* A process that starts again: the same calls, but no memory of the run. */
-static void restart(model *to, const kopt_optimizer *opt) {
+static void restart(model *to, const kopt_optimizer *opt, weights which) {
     memset(to, 0, sizeof *to);
+    to->which = which;
     connect(to);
     to->opt = *opt;
 }
@@ -132,19 +158,21 @@ static kopt_optimizer rule_of(int rule) {
     case 4: return kopt_lion(0.01);
     case 5: return kopt_adan(0.01);
     case 6: return kopt_radam(0.01);
-    default: return kopt_ranger(0.01);
+    case 7: return kopt_ranger(0.01);
+    case 8: return kopt_adam_atan2(0.01);
+    default: return kopt_smooth_lion(0.01, 3);
     }
 }
 
 static int quick;                        /* fewer combinations, fewer bits */
 static uint64_t checkpoints = FNV_START; /* a hash of all of them */
 static int combinations, bad_run, bad_size, bad_live, bad_pieces, bad_end;
-static void check_combination(const kopt_optimizer *opt) {
+static void check_combination(const kopt_optimizer *opt, weights which) {
     size_t size;
     kopt_file file = tape_file();
     kopt_optimizer fresh = *opt;
     combinations++;
-    build(&m, opt);
+    build(&m, opt, which);
     bad_run += steps(&m, 0, 4);
     size = kopt_save_size(&m.opt, m.list, LIST);
     copy_model(&whole, &m);
@@ -159,12 +187,20 @@ static void check_combination(const kopt_optimizer *opt) {
     bad_live += memcmp(&m, &before, sizeof m) != 0;
     bad_run += steps(&whole, 4, 9);
     fresh.lr = 77, fresh.weight_decay = 5, fresh.seed = 3; /* what the checkpoint sets */
-    restart(&other, &fresh);
+    restart(&other, &fresh, which);
     bad_run += kopt_load(&other.opt, other.list, LIST, bytes, size) != KOPT_OK || other.opt.lr != opt->lr;
     bad_run += !same(&other, &m) || steps(&other, 4, 9) || !same(&other, &whole);
-    restart(&other, &fresh);
+    restart(&other, &fresh, which);
     bad_pieces += kopt_load_from(&other.opt, other.list, LIST, &file) != KOPT_OK || file_tape.jumps != 0;
     bad_pieces += !same(&other, &m) || other.opt.lr != opt->lr || other.opt.weight_decay != opt->weight_decay;
+}
+
+static void report_combinations(const char *of) {
+    ok(!bad_run && !bad_size && !bad_end,
+       "%d combinations of %s resume with the bits of the run that went on: %d differ, %d of another size, %d overrun",
+       combinations, of, bad_run, bad_size, bad_end);
+    ok(!bad_live, "saving touches nothing: %d", bad_live);
+    ok(!bad_pieces, "in pieces, in order and of at most 32 KiB: the same bytes, the same model: %d differ", bad_pieces);
 }
 
 static void check_combinations(void) {
@@ -175,18 +211,55 @@ static void check_combinations(void) {
                 for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment) {
                     kopt_optimizer opt = rule_of(rule);
                     if (quick && ((rule != 2 && rule != 7) || (moment != KOPT_BF16 && moment != KOPT_Q8))) continue;
-                    opt.weight_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
-                    opt.moment_format = (kopt_format)moment;
-                    check_combination(&opt);
-                    if (rule == 2) opt.amsgrad = 1, check_combination(&opt);
+                    opt.rounding = (kopt_rounding)rounding, opt.moment_format = (kopt_format)moment;
+                    check_combination(&opt, (weights)format);
+                    if (rule == 2) opt.amsgrad = 1, check_combination(&opt, (weights)format);
                 }
-    ok(!bad_run && !bad_size && !bad_end,
-       "%d combinations resume with the bits of the run that went on: %d differ, %d of another size, %d overrun",
-       combinations, bad_run, bad_size, bad_end);
+    report_combinations("lists of one format");
     ok(checkpoints == (quick ? UINT64_C(0x3a063bb8b0b77dd8) : UINT64_C(0xd787b15657184978)),
        "their checkpoints are what they always were: %016llx", (unsigned long long)checkpoints);
-    ok(!bad_live, "saving touches nothing: %d", bad_live);
-    ok(!bad_pieces, "in pieces, in order and of at most 32 KiB: the same bytes, the same model: %d differ", bad_pieces);
+    combinations = 0, checkpoints = FNV_START;
+    for (rule = 0; rule < 10; ++rule)
+        for (format = rule < 8 ? MIXED : IN_F32; format < WEIGHTS; ++format)
+            for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+                for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment) {
+                    kopt_optimizer opt = rule_of(rule);
+                    if (quick && (rule * 3 + format * 5 + rounding + moment) % 16 != 0) continue;
+                    opt.rounding = (kopt_rounding)rounding, opt.moment_format = (kopt_format)moment;
+                    check_combination(&opt, (weights)format);
+                }
+    report_combinations("lists of several formats, and of vector mathematics");
+    ok(checkpoints == (quick ? UINT64_C(0x759b00e4ffc87b2c) : UINT64_C(0xec32d4ec9ef16c50)),
+       "their checkpoints are what they always were: %016llx", (unsigned long long)checkpoints);
+}
+
+/* The checkpoint of a list has the bytes of those of its tensors, each in a list of its own; its header is that of the
+   first tensor whose weights have 16 bits, but for the number of tensors and the size. */
+static void check_mixed(void) {
+    int rule, which, moment, i, bad = 0, lists = 0;
+    for (rule = 0; rule < 10; ++rule)
+        for (which = 0; which < WEIGHTS; ++which)
+            for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment, ++lists) {
+                kopt_optimizer opt = rule_of(rule);
+                size_t size, part, at = 176;
+                int first = -1;
+                opt.moment_format = (kopt_format)moment, opt.rounding = (kopt_rounding)((rule + moment) % ROUNDINGS);
+                build(&m, &opt, (weights)which);
+                bad += steps(&m, 0, 3);
+                size = kopt_save_size(&m.opt, m.list, LIST);
+                bad += kopt_save(&m.opt, m.list, LIST, bytes, size) != KOPT_OK || bytes[6] != byte_of[which];
+                for (i = 0; i < LIST; ++i, at += part - 180) {
+                    part = kopt_save_size(&m.opt, &m.list[i], 1);
+                    bad += kopt_save(&m.opt, &m.list[i], 1, again, part) != KOPT_OK;
+                    bad += memcmp(bytes + at, again + 176, part - 180) != 0;
+                    bad += again[6] != m.list[i].weight_format || bytes[at + 6] != m.list[i].weight_format;
+                    if (first >= 0 || (which != IN_F32 && m.list[i].weight_format == KOPT_F32)) continue;
+                    first = i;
+                    bad += memcmp(bytes, again, 16) != 0 || memcmp(bytes + 32, again + 32, 144) != 0;
+                }
+                bad += at + 4 != size || first < 0;
+            }
+    ok(!bad, "the checkpoints of %d lists are those of their tensors: %d wrong", lists, bad);
 }
 
 /* ---- Equal runs have equal bytes --------------------------------------------------------------------------------- */
@@ -197,23 +270,23 @@ static void change_options(kopt_optimizer *o, int turn) {
     o->lr *= 0.5, o->seed += 77, o->weight_decay = 0.125 * turn, o->beta1 *= 0.75, o->grad_scale = 2;
     o->decay_mode = (kopt_decay_mode)(turn % 3), o->max_lr = 1;
     o->moment_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
-    o->compensation_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
-    if (o->rule == KOPT_SGD && o->momentum > 0) o->nesterov = turn & 1, o->momentum = turn & 1 ? 0.5 : 0.7;
-    if (o->rule == KOPT_ADAM) o->stable = turn & 1;
+    o->residual_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    if (o->rule == KOPT_RULE_SGD && o->momentum > 0) o->nesterov = turn & 1, o->momentum = turn & 1 ? 0.5 : 0.7;
+    if (o->rule == KOPT_RULE_ADAM) o->stable = turn & 1;
 }
 
 /* A run that goes on, one that is saved and loaded in the middle, one whose blocks were made with other options. */
 static void check_equal_runs(void) {
     int rule, form, k, loaded = 0, begun = 0, runs = 0;
     for (rule = 0; rule < 8; ++rule)
-        for (form = 0; form < 15; ++form) {
+        for (form = 0; form < 30; ++form) {
+            const weights which = (weights)(form < 15 ? form % 3 : MIXED + form % 3);
             kopt_optimizer opt = rule_of(rule), other_opt = opt;
-            opt.weight_format = (kopt_format)(form % 3), opt.rounding = (kopt_rounding)(form % ROUNDINGS);
-            opt.moment_format = (kopt_format)((form + rule) % 4);
-            build(&m, &opt);
-            build(&whole, &opt);
+            opt.rounding = (kopt_rounding)(form % ROUNDINGS), opt.moment_format = (kopt_format)((form + rule) % 4);
+            build(&m, &opt, which);
+            build(&whole, &opt, which);
             other_opt = opt, change_options(&other_opt, 1), other_opt.step = 5;
-            build(&other, &other_opt);
+            build(&other, &other_opt, which);
             other.opt = m.opt;
             for (k = 0; k < 4; ++k, ++runs) {
                 change_options(&m.opt, k), change_options(&whole.opt, k), change_options(&other.opt, k);
@@ -221,7 +294,7 @@ static void check_equal_runs(void) {
                     kopt_save(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK)
                     ok(0, "a step, or saved");
                 opt = m.opt, opt.lr = opt.weight_decay = 0.25, opt.seed = 1, opt.step = 99;
-                restart(&m, &opt);
+                restart(&m, &opt, which);
                 if (kopt_load(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK) ok(0, "loaded");
                 if (steps(&m, 2 * k + 1, 2 * k + 2) || steps(&whole, 2 * k + 1, 2 * k + 2) ||
                     steps(&other, 2 * k + 1, 2 * k + 2))
@@ -272,18 +345,21 @@ static const unsigned char *holds(const unsigned char *stored, const void *array
     return stored + i;
 }
 
-/* The tensors at p are those of the model, with 8-bit moments or moments of 2 or 4 bytes. Returns their end. */
+/* The first tensors at p are those of the model, with 8-bit moments or moments of 2 or 4 bytes. Returns their end. */
 static const unsigned char *holds_tensors(const unsigned char *p, const unsigned char *header, const model *of,
-                                          int *bad) {
-    const size_t weight = of->opt.weight_format == KOPT_F32 ? 4 : 2, q8 = of->opt.moment_format == KOPT_Q8;
-    const size_t moment = q8 ? 1 : of->opt.moment_format == KOPT_F32 ? 4 : 2;
-    size_t residual = of->opt.rounding == KOPT_COMPACT ? 1 : of->opt.rounding >= KOPT_KAHAN ? 2 : 0;
+                                          int count, int *bad) {
+    const size_t q8 = of->opt.moment_format == KOPT_Q8, moment = q8 ? 1 : of->opt.moment_format == KOPT_F32 ? 4 : 2;
     int i, k;
-    if (weight == 4) residual = 0;
-    for (i = 0; i < LIST; ++i) {
-        const size_t n = of->list[i].n, blocks = (n + 255) / 256;
+    for (i = 0; i < count; ++i) {
+        const size_t n = of->list[i].n, blocks = (n + 255) / 256,
+                     weight = of->list[i].weight_format == KOPT_F32 ? 4 : 2;
+        const size_t residual = weight == 4 || of->opt.rounding < KOPT_KAHAN ? 0
+                                : of->opt.rounding == KOPT_COMPACT           ? 1
+                                                                             : 2;
         const unsigned char *state = of->state[i] + 64;
-        *bad += memcmp(p, "KOPT\2", 5) != 0 || memcmp(p + 5, header + 5, 5) != 0 || number(p + 10, 2) != 1;
+        *bad += memcmp(p, "KOPT\2", 5) != 0 || p[5] != header[5] || memcmp(p + 8, header + 8, 2) != 0;
+        *bad += p[6] != of->list[i].weight_format || p[7] != (header[7] & (weight == 4 ? 0x10 : 0xff));
+        *bad += number(p + 10, 2) != 1;
         *bad += number(p + 12, 4) != of->list[i].id || number(p + 16, 8) != n;
         *bad += number(p + 24, 8) != of->list[i].first_index || memcmp(p + 32, header + 32, 16) != 0;
         p = holds(p + 64, of->weight[i], n, weight, bad);
@@ -293,14 +369,14 @@ static const unsigned char *holds_tensors(const unsigned char *p, const unsigned
             p = holds(p, state, n, moment, bad), state += (n * moment + 15) / 16 * 16;
             if (q8) p = holds(p, state, blocks, 4, bad), state += (4 * blocks + 15) / 16 * 16;
         }
-        if (of->opt.rule != KOPT_RANGER) continue;
+        if (of->opt.rule != KOPT_RULE_RANGER) continue;
         p = holds(p, state, n, weight, bad), state += (n * weight + 15) / 16 * 16;
         p = holds(p, state, n, residual, bad);
     }
     return p;
 }
 
-static void check_layout(void) {
+static void check_layout(weights which) {
     static const int at[] = {48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160};
     kopt_optimizer opt = kopt_adamw(0.1), seen;
     double value[15];
@@ -311,20 +387,21 @@ static void check_layout(void) {
     opt.moment_format = KOPT_Q8, opt.rounding = KOPT_COMPACT, opt.zero_grad = 1, opt.beta1 = 0.95, opt.max_lr = 0.75;
     opt.lookahead = 9, opt.lookahead_rate = 0.1, opt.beta3 = 0.3, opt.momentum = 0.01, opt.dampening = 0.02;
     opt.grad_scale = 1 / 3.0, opt.clip = 0.7, opt.atan2_a = 1.1, opt.atan2_b = 1.2, opt.sharpness = 0;
-    build(&m, &opt);
+    build(&m, &opt, which);
     bad += steps(&m, 0, 3);
     size = kopt_save_size(&m.opt, m.list, LIST);
     bad += kopt_save(&m.opt, m.list, LIST, bytes, size) != KOPT_OK;
     value[0] = 0.1, value[1] = 0.75, value[2] = 0.01, value[3] = 0.1, value[4] = 0.95, value[5] = 0.999;
     value[6] = 0.3, value[7] = 1e-8, value[8] = 0.01, value[9] = 0.02, value[10] = 1 / 3.0, value[11] = 0.7;
     value[12] = 1.1, value[13] = 1.2, value[14] = 0;
-    header += memcmp(bytes, "KSAV\1\1\1", 7) != 0 || bytes[7] != (KOPT_COMPACT + 16 + 32) || bytes[8] != 4;
-    header += bytes[9] != 2 + 16 * KOPT_DECOUPLED || number(bytes + 10, 6) != 0;
+    header += memcmp(bytes, "KSAV\1\1", 6) != 0 || bytes[6] != byte_of[which] || bytes[8] != 4;
+    header += bytes[7] != (which == IN_F32 ? 16 : KOPT_COMPACT + 16 + 32);
+    header += bytes[9] != 2 + 16 * KOPT_DECAY_DECOUPLED || number(bytes + 10, 6) != 0;
     header += number(bytes + 16, 8) != LIST || number(bytes + 24, 8) != size;
     header += number(bytes + 32, 8) != UINT64_C(0x123456789abcdef0) || number(bytes + 40, 8) != 3;
     for (i = 0; i < 15; ++i) header += number(bytes + at[i], 8) != bits_of(value[i]);
     header += number(bytes + 168, 4) != 9 || number(bytes + 172, 4) != 2;
-    p = holds_tensors(bytes + 176, bytes, &m, &tensor);
+    p = holds_tensors(bytes + 176, bytes, &m, LIST, &tensor);
     ok(!bad && !header, "the header of a checkpoint: %d wrong", header);
     ok(!tensor && (size_t)(p - bytes) + 4 == size && is_checksum(p, size - 4),
        "its tensors, its size and its checksum: %d wrong", tensor);
@@ -332,8 +409,9 @@ static void check_layout(void) {
     ok(kopt_save_inspect(bytes, 176, &seen, &count) == KOPT_OK && count == LIST &&
            bits_of(seen.beta1) == bits_of(opt.beta1) && bits_of(seen.max_lr) == bits_of(opt.max_lr) &&
            seen.lookahead == 9 && seen.zero_grad == 1 && seen.step == 3 && bits_of(seen.lr) == bits_of(opt.lr) &&
-           seen.rounding == KOPT_COMPACT && seen.moment_format == KOPT_Q8 && seen.decay_mode == KOPT_DECOUPLED &&
-           seen.sharpness == 0 && seen.seed == m.opt.seed && bits_of(seen.grad_scale) == bits_of(opt.grad_scale) &&
+           seen.rounding == (which == IN_F32 ? KOPT_NEAREST : KOPT_COMPACT) && seen.moment_format == KOPT_Q8 &&
+           seen.decay_mode == KOPT_DECAY_DECOUPLED && seen.sharpness == 0 && seen.seed == m.opt.seed &&
+           bits_of(seen.grad_scale) == bits_of(opt.grad_scale) &&
            kopt_save_inspect(bytes, 175, &seen, &count) == KOPT_ERROR_SIZE &&
            kopt_save_inspect(NULL, 176, &seen, &count) == KOPT_ERROR_NULL &&
            kopt_save_inspect(bytes, 176, NULL, NULL) == KOPT_OK,
@@ -352,19 +430,19 @@ static void check_layout(void) {
 
 static int unchanged(void) { return !memcmp(&other, &before, sizeof other); }
 
-static void check_damage(void) {
+static void check_damage(weights which) {
     kopt_optimizer opt = kopt_adamw(0.01);
     size_t size, i;
     int k, taken = 0, written = 0, plain = 0;
     unsigned tried = 0;
     opt.moment_format = KOPT_Q8;
-    build(&m, &opt);
+    build(&m, &opt, which);
     steps(&m, 0, 2);
     m.list[0].n = 21, m.list[3].n = 10; /* small, so that every bit can be tried */
-    for (k = 0; k < LIST; ++k) kopt_state_init(&m.opt, &m.list[k], NULL);
+    kopt_state_init(&m.opt, m.list, LIST, NULL);
     size = kopt_save_size(&m.opt, m.list, LIST);
     ok(kopt_save(&m.opt, m.list, LIST, bytes, size) == KOPT_OK, "a small checkpoint: %u bytes", (unsigned)size);
-    build(&other, &opt);
+    build(&other, &opt, which);
     steps(&other, 0, 1);
     other.list[0].n = 21, other.list[3].n = 10;
     memcpy(&before, &other, sizeof other);
@@ -399,7 +477,7 @@ typedef struct place {
     size_t at;
     int size;
 } place;
-enum { OPTIMIZERS = 12, MOST_PLACES = 160, SMALL_FILE = 4096 };
+enum { OPTIMIZERS = 15, MOST_PLACES = 160, SMALL_FILE = 4096 };
 static place places[MOST_PLACES];
 static int place_count;
 static uint32_t dice;
@@ -450,19 +528,31 @@ static uint64_t bad_value(const place *p, uint64_t was, uint32_t k) {
 }
 enum { VALUES = 42 + 64 };
 
+static weights weights_of(int which) {
+    return which == 4 || which == 10 ? IN_F32
+           : which == 7              ? IN_FP16
+           : which < 12              ? IN_BF16
+                                     : (weights)(MIXED + which - 12);
+}
+
 static kopt_optimizer optimizer_of(int which) {
     kopt_optimizer o = which < 8     ? rule_of(which)
                        : which == 8  ? kopt_ema(0.9)
                        : which == 9  ? kopt_adam(0.01)
                        : which == 10 ? kopt_sgd(0.01, 0.9)
+                       : which == 12 ? kopt_adamw(0.01)
+                       : which == 13 ? kopt_ranger(0.01)
+                       : which == 14 ? kopt_adam_atan2(0.01)
                                      : kopt_lion(0.01);
     if (which == 0) o.rounding = KOPT_STOCHASTIC; /* no state blocks at all */
     if (which == 2) o.moment_format = KOPT_Q8, o.rounding = KOPT_COMPACT;
-    if (which == 4) o.weight_format = KOPT_F32, o.moment_format = KOPT_F32;
-    if (which == 7) o.weight_format = KOPT_FP16, o.rounding = KOPT_EXACT;
-    if (which == 9) o.amsgrad = 1, o.decay_mode = KOPT_FULLY_DECOUPLED, o.maximize = 1, o.rounding = KOPT_NEAREST;
-    if (which == 10) o.nesterov = 1, o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.zero_grad = 1;
+    if (which == 4) o.moment_format = KOPT_F32;
+    if (which == 7 || which == 13) o.rounding = KOPT_EXACT;
+    if (which == 9) o.amsgrad = 1, o.decay_mode = KOPT_DECAY_FULLY_DECOUPLED, o.maximize = 1, o.rounding = KOPT_NEAREST;
+    if (which == 10) o.nesterov = 1, o.moment_format = KOPT_Q8, o.zero_grad = 1;
     if (which == 11) o.rounding = KOPT_STOCHASTIC, o.moments_only = 1, o.moment_rounding = KOPT_NEAREST;
+    if (which == 12) o.rounding = KOPT_COMPACT, o.moment_format = KOPT_Q8;
+    if (which == 14) o.atan2_outside = 1, o.residual_rounding = KOPT_NEAREST;
     return o;
 }
 
@@ -482,6 +572,7 @@ static void try_contradiction(const model *pristine, size_t size) {
     kopt_file file;
     kopt_result r;
     kopt_optimizer seen;
+    kopt_tensor empty;
     uint64_t count = 0;
     unsigned char was = again[end];
     int i;
@@ -510,44 +601,72 @@ static void try_contradiction(const model *pristine, size_t size) {
         return;
     }
     told++;
-    bad_told += kopt_save(&seen, NULL, 0, saved, sizeof saved) != KOPT_OK || memcmp(saved, again, 16) != 0 ||
+    empty = kopt_tensor_of(NULL, (kopt_format)again[6], NULL, KOPT_F32, 0, NULL, 0);
+    bad_told += kopt_save(&seen, &empty, 1, saved, sizeof saved) != KOPT_OK || memcmp(saved, again, 16) != 0 ||
                 memcmp(saved + 32, again + 32, 144) != 0 || count != number(again + 16, 8);
 }
 
 /* A header of a state block, or of a tensor in a checkpoint: what it tells is an optimizer and a tensor that have the
    same bytes 4 to 31 there. */
 static void try_header(const unsigned char *h) {
-    static kopt_bf16 weights[2 * MOST];
+    static float row[MOST];
     static unsigned char block[STATE], saved[STATE + 4 * MOST + 180];
     kopt_optimizer seen;
-    kopt_tensor t = kopt_tensor_of(weights, NULL, KOPT_BF16, 0, block, sizeof block);
+    kopt_tensor t = kopt_tensor_of(row, KOPT_BF16, NULL, KOPT_BF16, 0, block, sizeof block);
     memset(&seen, 0xA5, sizeof seen);
     if (kopt_state_inspect(h, 64, &seen, &t) != KOPT_OK) return;
     told++;
     bad_told += t.n > (SIZE_MAX - 256) / 32 || t.first_index >> 63 != 0;
     if (t.n > MOST || t.n == 0) return;
     seen.lr = seen.max_lr = 0.1, seen.beta1 = seen.beta2 = 0.5, seen.weight_decay = seen.dampening = 0;
-    if (seen.rule == KOPT_SGD && h[9] & 7) seen.momentum = 0.5;
-    bad_told += kopt_state_init(&seen, &t, NULL) != KOPT_OK;
+    if (seen.rule == KOPT_RULE_SGD && h[9] & 7) seen.momentum = 0.5;
+    bad_told += kopt_state_init(&seen, &t, 1, NULL) != KOPT_OK;
     bad_told += kopt_save(&seen, &t, 1, saved, sizeof saved) != KOPT_OK;
     if (h[10])
         bad_told += memcmp(saved + 176 + 4, h + 4, 28) != 0;
     else
-        bad_told += kopt_state_size(&seen, t.n) != 0 && memcmp(block + 4, h + 4, 28) != 0;
+        bad_told += kopt_state_size(&seen, &t) != 0 && memcmp(block + 4, h + 4, 28) != 0;
 }
 
-/* An optimizer has no padding (where pointers have 64 bits): copied or compared as bytes, all of them have been set. */
+/* No struct has padding: copied or compared as bytes, all of them have been set. Every field is set from one byte. */
 static void check_no_padding(void) {
-    kopt_optimizer a, b;
-    memset(&a, 0, sizeof a), memset(&b, 0xFF, sizeof b);
+    static const kopt_optimizer no_optimizer;
+    static const kopt_tensor no_tensor;
+    static const kopt_scaler no_scaler;
+    static const kopt_accumulator no_accumulator;
+    static const kopt_compressor no_compressor;
+    int bad = 0;
+#define PADDED(type, zero, fields)            \
+    do {                                      \
+        type a = zero, b;                     \
+        memset(&b, 0xFF, sizeof b);           \
+        fields;                               \
+        bad += memcmp(&a, &b, sizeof a) != 0; \
+    } while (0)
 #define SET(field) memcpy(&b.field, &a.field, sizeof a.field)
-    SET(rule), SET(weight_format), SET(rounding), SET(moment_format), SET(moment_rounding), SET(compensation_rounding),
-        SET(decay_mode), SET(nesterov), SET(maximize), SET(zero_grad), SET(lr), SET(max_lr), SET(weight_decay),
-        SET(amsgrad), SET(stable), SET(moments_only), SET(lookahead), SET(lookahead_rate), SET(beta1), SET(beta2),
-        SET(beta3), SET(eps), SET(momentum), SET(dampening), SET(grad_scale), SET(clip), SET(seed), SET(step),
-        SET(made_), SET(atan2_a), SET(atan2_b), SET(atan2_outside), SET(unused_), SET(sharpness);
+    PADDED(kopt_optimizer, no_optimizer,
+           (SET(made_), SET(rule), SET(rounding), SET(residual_rounding), SET(moment_format), SET(moment_rounding),
+            SET(decay_mode), SET(nesterov), SET(amsgrad), SET(stable), SET(maximize), SET(zero_grad), SET(moments_only),
+            SET(lookahead), SET(atan2_outside), SET(step), SET(lr), SET(max_lr), SET(weight_decay), SET(beta1),
+            SET(beta2), SET(beta3), SET(eps), SET(momentum), SET(dampening), SET(grad_scale), SET(clip),
+            SET(lookahead_rate), SET(atan2_a), SET(atan2_b), SET(sharpness), SET(seed), SET(reserved_)));
+    PADDED(kopt_tensor, no_tensor,
+           (SET(weight), SET(grad), SET(copy), SET(state), SET(state_size), SET(n), SET(reserved_array_), SET(counts),
+            SET(weight_format), SET(grad_format), SET(copy_format), SET(id), SET(no_decay), SET(reserved32_),
+            SET(first_index), SET(rate_scale), SET(stable_scale), SET(reserved_)));
+    PADDED(kopt_scaler, no_scaler,
+           (SET(scale), SET(minimum), SET(growth), SET(backoff), SET(interval), SET(hysteresis), SET(good), SET(bad),
+            SET(steps_), SET(reserved_)));
+    PADDED(kopt_accumulator, no_accumulator,
+           (SET(made_), SET(format), SET(rounding), SET(residual_rounding), SET(sum), SET(residual), SET(n),
+            SET(reserved_n_), SET(count), SET(step), SET(id), SET(reserved32_), SET(seed), SET(first_index)));
+    PADDED(kopt_compressor, no_compressor,
+           (SET(made_), SET(code), SET(rounding), SET(residual_rounding), SET(residual_format), SET(step), SET(id),
+            SET(reserved32_), SET(residual), SET(n), SET(seed), SET(first_index)));
 #undef SET
-    ok(sizeof(void *) != 8 || !memcmp(&a, &b, sizeof a), "kopt_optimizer has no padding");
+#undef PADDED
+    bad += sizeof(kopt_step) != 256 || sizeof(kopt_norm) != 168;
+    ok(!bad, "no struct has padding: %d have", bad);
 }
 
 static void check_contradictions(void) {
@@ -557,12 +676,12 @@ static void check_contradictions(void) {
     for (which = 0; which < OPTIMIZERS; ++which) {
         const kopt_optimizer opt = optimizer_of(which);
         size_t size, i, at = 176;
-        build(&m, &opt);
+        build(&m, &opt, weights_of(which));
         for (k = 0; k < LIST; ++k) {
             m.list[k].n = k == 0 ? 21 : k == 1 ? 7 : k == 2 ? 0 : 10;
-            m.list[k].state_size = kopt_state_size(&opt, m.list[k].n);
-            if (kopt_state_init(&m.opt, &m.list[k], NULL) != KOPT_OK) ok(0, "init");
+            m.list[k].state_size = kopt_state_size(&opt, &m.list[k]);
         }
+        if (kopt_state_init(&m.opt, m.list, LIST, NULL) != KOPT_OK) ok(0, "init");
         if (steps(&m, 0, 3)) ok(0, "steps");
         size = kopt_save_size(&m.opt, m.list, LIST);
         if (size > SMALL_FILE || kopt_save(&m.opt, m.list, LIST, bytes, size) != KOPT_OK) ok(0, "saved");
@@ -617,8 +736,8 @@ static void check_contradicting_blocks(void) {
         for (saved = 0; saved < 2; ++saved) {
             const kopt_optimizer opt = optimizer_of(which);
             kopt_tensor t;
-            build(&m, &opt);
-            t = m.list[1], t.state_size = kopt_state_size(&opt, t.n);
+            build(&m, &opt, weights_of(which));
+            t = m.list[1], t.state_size = kopt_state_size(&opt, &t);
             if (t.state_size == 0) continue;
             memcpy(block, t.state, t.state_size), memcpy(right, block, 32);
             if (kopt_save(&m.opt, &t, 1, bytes, sizeof bytes) != KOPT_OK) ok(0, "saved");
@@ -652,7 +771,7 @@ static void check_failing_files(void) {
     kopt_optimizer opt = kopt_adamw(0.01);
     kopt_file file = tape_file();
     int calls, reads, half, k, bad = 0, written = 0, wrong = 0, stepped = 0;
-    build(&m, &opt);
+    build(&m, &opt, IN_BF16);
     steps(&m, 0, 3);
     bad += kopt_save_to(&m.opt, m.list, LIST, &file) != KOPT_OK;
     calls = file_tape.calls;
@@ -667,13 +786,13 @@ static void check_failing_files(void) {
     file = tape_file();
     kopt_save_to(&m.opt, m.list, LIST, &file);
     file_tape.calls = 0;
-    build(&other, &opt);
+    build(&other, &opt, IN_BF16);
     bad = kopt_load_from(&other.opt, other.list, LIST, &file) != KOPT_OK;
     reads = file_tape.calls, half = file_tape.second;
     for (k = 1; k <= reads; ++k) {
         kopt_result r;
         int second;
-        build(&other, &opt);
+        build(&other, &opt, IN_BF16);
         memcpy(&before, &other, sizeof other);
         file_tape.calls = 0, file_tape.fail_at = k;
         r = kopt_load_from(&other.opt, other.list, LIST, &file);
@@ -685,7 +804,7 @@ static void check_failing_files(void) {
     ok(!bad && !wrong && !written && !stepped,
        "each of %d reads fails: %d not FILE, %d times written in the first reading, %d times stepped after the second",
        reads, wrong, written, stepped);
-    build(&other, &opt);
+    build(&other, &opt, IN_BF16);
     file_tape.calls = 0, file_tape.fail_at = 0, file_tape.change_at = half;
     ok(kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_CHECKSUM && other.opt.step == 0 &&
            kopt_optimizer_step(&other.opt, other.list, LIST) == KOPT_ERROR_STATE,
@@ -693,13 +812,13 @@ static void check_failing_files(void) {
     file_tape.at[200] ^= 4;
     steps(&m, 3, 4); /* a later checkpoint takes its place */
     bad = kopt_save(&m.opt, m.list, LIST, bytes, sizeof bytes) != KOPT_OK;
-    build(&other, &opt);
+    build(&other, &opt, IN_BF16);
     file_tape.calls = 0, file_tape.instead = bytes;
     ok(!bad && kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_CHECKSUM && other.opt.step == 0 &&
            kopt_optimizer_step(&other.opt, other.list, LIST) == KOPT_ERROR_STATE,
        "... or becomes another checkpoint: the same");
     file_tape.change_at = 0, file_tape.size -= 1;
-    build(&other, &opt);
+    build(&other, &opt, IN_BF16);
     memcpy(&before, &other, sizeof other);
     ok(kopt_load_from(&other.opt, other.list, LIST, &file) == KOPT_ERROR_FILE && unchanged(), "a file cut off: FILE");
     file.read = NULL, file.write = NULL;
@@ -731,25 +850,28 @@ static void saves(kopt_result expected, const char *what) {
 static void check_wrong_calls(void) {
     kopt_optimizer opt = kopt_adamw(0.01);
     int i;
-    build(&m, &opt);
+    build(&m, &opt, IN_BF16);
     steps(&m, 0, 3);
     saved_size = kopt_save_size(&m.opt, m.list, LIST);
     kopt_save(&m.opt, m.list, LIST, bytes, saved_size);
-#define FRESH build(&other, &opt)
+#define FRESH build(&other, &opt, IN_BF16)
     FRESH, other.list[1].n = 6, loads(KOPT_ERROR_MISMATCH, "another n");
     FRESH, other.list[1].id = 3, loads(KOPT_ERROR_ID, "ids that decrease");
     FRESH, other.list[0].id = 3, loads(KOPT_ERROR_MISMATCH, "another id");
     FRESH, other.list[3].first_index = 0, loads(KOPT_ERROR_MISMATCH, "another shard");
     FRESH, other.list[2].id = 8, loads(KOPT_ERROR_MISMATCH, "another id of an empty tensor");
     FRESH, other.opt.rounding = KOPT_EXACT, loads(KOPT_ERROR_MISMATCH, "another rounding of the same size");
-    FRESH, other.opt.weight_format = KOPT_FP16, loads(KOPT_ERROR_MISMATCH, "another weight format");
+    for (i = 0; i < LIST; ++i) { /* also of an empty tensor */
+        FRESH, other.list[i].weight_format = KOPT_FP16, loads(KOPT_ERROR_MISMATCH, "another weight format");
+        FRESH, other.list[i].weight_format = KOPT_F32, loads(KOPT_ERROR_MISMATCH, "... of 32 bits");
+    }
     FRESH, other.opt.moment_format = KOPT_FP16, loads(KOPT_ERROR_MISMATCH, "another moment format");
     FRESH, other.opt.moment_rounding = KOPT_NEAREST, loads(KOPT_ERROR_MISMATCH, "another rounding of moments");
-    FRESH, other.opt.compensation_rounding = KOPT_NEAREST, loads(KOPT_ERROR_MISMATCH, "... of compensations");
-    FRESH, other.opt.decay_mode = KOPT_L2, loads(KOPT_ERROR_MISMATCH, "another decay mode");
+    FRESH, other.opt.residual_rounding = KOPT_NEAREST, loads(KOPT_ERROR_MISMATCH, "... of compensations");
+    FRESH, other.opt.decay_mode = KOPT_DECAY_L2, loads(KOPT_ERROR_MISMATCH, "another decay mode");
     FRESH, other.opt.amsgrad = 1, loads(KOPT_ERROR_MISMATCH, "another number of moments");
     FRESH, other.opt.stable = 1, loads(KOPT_ERROR_MISMATCH, "StableAdamW");
-    FRESH, other.opt = kopt_radam(0.01), other.opt.decay_mode = KOPT_DECOUPLED;
+    FRESH, other.opt = kopt_radam(0.01), other.opt.decay_mode = KOPT_DECAY_DECOUPLED;
     loads(KOPT_ERROR_MISMATCH, "another rule of the same size");
     FRESH, memset(&other.opt, 0, sizeof other.opt), loads(KOPT_ERROR_UNINITIALIZED, "an optimizer of zeros");
     FRESH, other.opt.lr = -1, loads(KOPT_ERROR_RANGE, "a negative rate");
@@ -778,6 +900,9 @@ static void check_wrong_calls(void) {
     FRESH, memset(other.state[1], 0, 64), saves(KOPT_ERROR_STATE, "a state that was not initialized");
     FRESH, memcpy(other.state[0], bytes + 176, 64), saves(KOPT_ERROR_STATE, "a state with the header of a checkpoint");
     FRESH, other.opt.rounding = KOPT_EXACT, saves(KOPT_ERROR_MISMATCH, "another optimizer");
+    FRESH, other.list[3].weight_format = KOPT_FP16, saves(KOPT_ERROR_MISMATCH, "another weight format");
+    FRESH, other.list[3].weight_format = KOPT_F32, saves(KOPT_ERROR_MISMATCH, "... of 32 bits");
+    FRESH, other.list[3].weight_format = KOPT_Q8, saves(KOPT_ERROR_OPTION, "... that is none");
     FRESH, other.list[0].state_size = 100, saves(KOPT_ERROR_SIZE, "a state that is too small");
     FRESH, other.list[0].state_size = 10, saves(KOPT_ERROR_SIZE, "a state without room for a header");
     FRESH, other.list[1].weight = other.list[0].weight, saves(KOPT_ERROR_OVERLAP, "weights of the neighbour");
@@ -800,8 +925,11 @@ static void check_wrong_calls(void) {
     ok(kopt_save_size(&other.opt, other.list + 1, 1) > other.list[1].n &&
            kopt_save_size(&other.opt, other.list, LIST) != 0,
        "the size needs no memory");
-    other.opt.weight_format = other.opt.moment_format = KOPT_F32, other.opt.amsgrad = 1;
-    for (i = 0; i < LIST; ++i) other.list[i].n = (SIZE_MAX - 256) / 32, other.list[i].id = (uint32_t)i;
+    other.opt.moment_format = KOPT_F32, other.opt.amsgrad = 1;
+    for (i = 0; i < LIST; ++i) {
+        other.list[i].n = (SIZE_MAX - 256) / 32, other.list[i].id = (uint32_t)i;
+        other.list[i].weight_format = KOPT_F32;
+    }
     ok(kopt_save_size(&other.opt, other.list, LIST) == 0, "a size above SIZE_MAX is 0");
 }
 
@@ -809,22 +937,169 @@ static void check_wrong_calls(void) {
 
 static kopt_optimizer fixture_of(int which) {
     kopt_optimizer opt = which == 0 ? kopt_adamw(0.01) : which == 1 ? kopt_ranger(0.01) : kopt_sgd(0.01, 0.9);
-    if (which == 1) opt.weight_format = KOPT_FP16, opt.rounding = KOPT_EXACT, opt.moment_format = KOPT_Q8;
-    if (which == 2) opt.weight_format = KOPT_F32, opt.moment_format = KOPT_FP16;
+    if (which == 1) opt.rounding = KOPT_EXACT, opt.moment_format = KOPT_Q8;
+    if (which == 2) opt.moment_format = KOPT_FP16;
     return opt;
 }
 
+static weights fixture_in(int which) { return which == 0 ? IN_BF16 : which == 1 ? IN_FP16 : IN_F32; }
+
 static void small(model *to) { to->list[0].n = 9, to->list[1].n = 2, to->list[3].n = 3; }
+
+/* Fixture k: each format of weights with each rounding has each format of moments, and each rule has three or four of
+   them. The last one has 8-bit moments of two blocks. */
+enum { OLD = 45, OLD_RULES = 14, OLD_LIST = 2 };
+
+static weights old_weights(int k) { return k % 11 == 0 ? IN_F32 : k % 11 < 6 ? IN_BF16 : IN_FP16; }
+
+static kopt_optimizer old_optimizer(int k) {
+    kopt_optimizer o;
+    switch (k % OLD_RULES) {
+    case 0: o = kopt_sgd(0.01, 0); break;
+    case 1: o = kopt_sgd(0.01, 0.9), o.dampening = 0.25; break;
+    case 2: o = kopt_sgd(0.01, 0.9), o.nesterov = 1; break;
+    case 3: o = kopt_adam(0.01), o.maximize = k & 1; break;
+    case 4: o = kopt_adam(0.01), o.amsgrad = 1; break;
+    case 5: o = kopt_stable_adamw(0.01); break;
+    case 6: o = kopt_lion(0.01), o.beta1 = 0.8; break;
+    case 7: o = kopt_adan(0.01), o.beta3 = 0.7; break;
+    case 8: o = kopt_radam(0.01), o.eps = 1e-5; break;
+    case 9: o = kopt_ranger(0.01), o.lookahead = 2, o.lookahead_rate = 0.25; break;
+    case 10: o = kopt_ema(0.9); break;
+    case 11: o = kopt_adam_atan2(0.01), o.atan2_outside = k & 1, o.atan2_b = 0.5; break;
+    case 12: o = kopt_smooth_lion(0.01, 3); break;
+    default: o = kopt_adamw(0.01), o.grad_scale = 0.5, o.clip = 0.7; break;
+    }
+    o.rounding = (kopt_rounding)((k % 11 + 4) % 5); /* all five of each 16-bit format */
+    o.moment_format = (kopt_format)(k % 4), o.moment_rounding = (kopt_rounding)(k / 4 % 2);
+    o.residual_rounding = (kopt_rounding)(k / 8 % 2);
+    if (k == OLD - 1) o = kopt_adamw(0.01), o.rounding = KOPT_COMPACT, o.moment_format = KOPT_Q8;
+    if (o.rule != KOPT_RULE_EMA) {
+        o.decay_mode = (kopt_decay_mode)(k % 3), o.max_lr = 0.02, o.weight_decay = 0.1;
+        o.zero_grad = k % 5 == 0, o.moments_only = k % 19 == 18;
+    }
+    return o;
+}
+
+static size_t old_length(int k, int i) { return i == 1 ? 3 : k == OLD - 1 ? 258 : 5; }
+
+/* A model with two tensors, without elements as yet. */
+static void old_list(model *to, int k) {
+    to->list[0].n = old_length(k, 0), to->list[1].n = old_length(k, 1);
+    to->list[1].id = 9, to->list[1].first_index = 512;
+}
+
+/* Makes the checkpoint again: after three steps. Returns its size. */
+static size_t old_run(model *to, int k) {
+    static float row[2 * MOST];
+    const kopt_optimizer opt = old_optimizer(k);
+    uint32_t seed = 1 + (uint32_t)k;
+    size_t i, length;
+    int s, j;
+    restart(to, &opt, old_weights(k));
+    old_list(to, k);
+    to->opt.seed = UINT64_C(0x123456789abcdef0) + (uint64_t)k;
+    length = kopt_list_length(to->list, OLD_LIST);
+    for (i = 0; i < length; ++i) row[i] = normal32(&seed);
+    if (kopt_state_init(&to->opt, to->list, OLD_LIST, row) != KOPT_OK) ok(0, "init");
+    for (s = 0; s < 3; ++s) {
+        for (j = 0; j < OLD_LIST; ++j)
+            for (i = 0; i < to->list[j].n; ++i) {
+                const kopt_bf16 g = kopt_bf16_from_f32(normal32(&seed) * 0.01f);
+                memcpy(to->grad[j] + 2 * i, &g, 2);
+            }
+        if (kopt_optimizer_step(&to->opt, to->list, OLD_LIST) != KOPT_OK) ok(0, "a step");
+    }
+    length = kopt_save_size(&to->opt, to->list, OLD_LIST);
+    if (kopt_save(&to->opt, to->list, OLD_LIST, bytes, sizeof bytes) != KOPT_OK) ok(0, "saved");
+    return length;
+}
+
+static void print_old(void) {
+    int k;
+    size_t i, size;
+    printf("static const char *const save_v1_hex[] = {");
+    for (k = 0; k < OLD; ++k) {
+        size = old_run(&m, k);
+        printf("\n    /* %d */", k);
+        for (i = 0; i < size; ++i) printf("%s%02x", i % 56 ? "" : i ? "\"\n    \"" : "\n    \"", bytes[i]);
+        printf("\",");
+    }
+    printf("\n};\n");
+}
+
+static size_t bytes_of_hex(unsigned char *to, const char *hex) {
+    size_t n = 0;
+    for (; hex[2 * n] != 0; ++n) {
+        int k;
+        for (to[n] = 0, k = 0; k < 2; ++k) {
+            const char c = hex[2 * n + (size_t)k];
+            to[n] = (unsigned char)(to[n] << 4 | (c <= '9' ? c - '0' : c - 'a' + 10));
+        }
+    }
+    return n;
+}
+
+/* Each rule, format and rounding, as the header of version 0.2 wrote them. */
+static void check_old(void) {
+    static unsigned char fixture[4096];
+    int k, bad_load = 0, bad_save = 0, told_wrong = 0, bad_step = 0, changed = 0;
+    for (k = 0; k < OLD; ++k) {
+        const kopt_optimizer opt = old_optimizer(k);
+        const size_t size = bytes_of_hex(fixture, save_v1_hex[k]);
+        kopt_optimizer fresh = opt, seen, told_of;
+        kopt_file file = tape_file();
+        kopt_tensor shape;
+        const unsigned char *p;
+        uint64_t count = 0;
+        int i;
+        fresh.lr = 0.5, fresh.seed = 1, fresh.step = 99, fresh.grad_scale = 7, fresh.clip = 7, fresh.lookahead = 77;
+        restart(&other, &fresh, old_weights(k));
+        old_list(&other, k);
+        bad_load += kopt_load(&other.opt, other.list, OLD_LIST, fixture, size) != KOPT_OK;
+        bad_load += other.opt.step != 3 || other.opt.seed != UINT64_C(0x123456789abcdef0) + (uint64_t)k;
+        told_of = other.opt, told_of.step = 0, told_of.seed = opt.seed;
+        bad_load += memcmp(&told_of, &opt, sizeof opt) != 0; /* every field, but flags that are not 0 or 1 */
+        p = holds_tensors(fixture + 176, fixture, &other, OLD_LIST, &bad_load);
+        bad_load += (size_t)(p - fixture) + 4 != size || !is_checksum(fixture + size - 4, size - 4);
+        bad_save += kopt_save_size(&other.opt, other.list, OLD_LIST) != size;
+        bad_save += kopt_save(&other.opt, other.list, OLD_LIST, bytes, sizeof bytes) != KOPT_OK;
+        bad_save += memcmp(bytes, fixture, size) != 0;
+        memcpy(&whole, &other, sizeof other);
+        connect(&whole), old_list(&whole, k);
+        memcpy(file_tape.at, fixture, size), file_tape.size = size; /* the same from a file */
+        restart(&other, &fresh, old_weights(k));
+        old_list(&other, k);
+        bad_load += kopt_load_from(&other.opt, other.list, OLD_LIST, &file) != KOPT_OK || !same(&other, &whole);
+        told_wrong += kopt_save_inspect(fixture, size, &seen, &count) != KOPT_OK || count != OLD_LIST;
+        told_wrong += kopt_save_size(&seen, other.list, OLD_LIST) != size || seen.step != 3;
+        for (p = fixture + 176, i = 0; i < OLD_LIST; ++i) {
+            told_wrong += kopt_state_inspect(p, 64, &seen, &shape) != KOPT_OK;
+            told_wrong += shape.weight_format != other.list[i].weight_format || shape.n != other.list[i].n;
+            told_wrong += shape.id != other.list[i].id || shape.first_index != other.list[i].first_index;
+            told_wrong += seen.rule != opt.rule || seen.decay_mode != opt.decay_mode;
+            p += kopt_save_size(&other.opt, &other.list[i], 1) - 180;
+        }
+        bad_step += kopt_optimizer_step(&other.opt, other.list, OLD_LIST) != KOPT_OK || other.opt.step != 4;
+        bad_step += kopt_optimizer_step(&whole.opt, whole.list, OLD_LIST) != KOPT_OK || !same(&other, &whole);
+        changed += old_run(&m, k) != size || memcmp(bytes, fixture, size) != 0;
+    }
+    ok(!bad_load && !bad_save && !told_wrong && !bad_step,
+       "%d checkpoints of version 0.2: %d not loaded, %d saved with other bytes, %d told of as others, %d stepped "
+       "as others",
+       OLD, bad_load, bad_save, told_wrong, bad_step);
+    ok(!changed, "... and made again by the same steps: %d are others", changed); /* not if a step gets other bits */
+}
 
 static void print_fixtures(void) {
     static const char *const name[] = {"adamw_kahan", "ranger_fp16_exact_q8", "momentum_fp32"};
-    int which, k;
+    int which;
     for (which = 0; which < 3; ++which) {
         const kopt_optimizer opt = fixture_of(which);
         size_t size, i;
-        build(&m, &opt);
+        build(&m, &opt, fixture_in(which));
         small(&m);
-        for (k = 0; k < LIST; ++k) kopt_state_init(&m.opt, &m.list[k], NULL);
+        kopt_state_init(&m.opt, m.list, LIST, NULL);
         steps(&m, 0, 7);
         size = kopt_save_size(&m.opt, m.list, LIST);
         kopt_save(&m.opt, m.list, LIST, bytes, size);
@@ -832,6 +1107,7 @@ static void print_fixtures(void) {
         for (i = 0; i < size; ++i) printf("%s0x%02x,", i % 19 ? " " : "\n    ", bytes[i]);
         printf("\n};\n");
     }
+    print_old();
 }
 
 static void check_fixtures(void) {
@@ -844,11 +1120,11 @@ static void check_fixtures(void) {
         const kopt_optimizer opt = fixture_of(which);
         const unsigned char *p;
         int bad = 0;
-        restart(&other, &opt);
+        restart(&other, &opt, fixture_in(which));
         small(&other);
         bad += kopt_load(&other.opt, other.list, LIST, fixture[which], size[which]) != KOPT_OK;
         bad += other.opt.step != 7 || other.opt.seed != UINT64_C(0x123456789abcdef0);
-        p = holds_tensors(fixture[which] + 176, fixture[which], &other, &bad);
+        p = holds_tensors(fixture[which] + 176, fixture[which], &other, LIST, &bad);
         bad += (size_t)(p - fixture[which]) + 4 != size[which];
         bad += kopt_save_size(&other.opt, other.list, LIST) != size[which];
         bad += kopt_save(&other.opt, other.list, LIST, bytes, sizeof bytes) != KOPT_OK;
@@ -859,13 +1135,17 @@ static void check_fixtures(void) {
 }
 
 int main(int argc, char **argv) {
+    int which;
     if (argc > 1 && !strcmp(argv[1], "fixtures")) return print_fixtures(), 0;
     quick = argc > 1 && !strcmp(argv[1], "quick");
     check_combinations();
+    check_mixed();
     check_equal_runs();
-    check_layout();
+    for (which = 0; which < WEIGHTS; ++which) check_layout((weights)which);
     check_fixtures();
-    check_damage();
+    check_old();
+    check_damage(IN_BF16);
+    check_damage(MIXED_FROM_F32);
     check_no_padding();
     check_contradictions();
     check_contradicting_blocks();

@@ -55,8 +55,8 @@ typedef unsigned char memory[BUFFERS][64 + 24 * LONGEST];
 static memory initial, expected[STEPS];                              /* without margins                */
 static unsigned char arena[BUFFERS][64 + 24 * LONGEST + 2 * MARGIN]; /* canaries on both sides */
 
-static size_t buffer_size(const kopt_optimizer *o, const kopt_tensor *t, int b) {
-    if (b == WEIGHT) return t->n * ref_width(o->weight_format);
+static size_t buffer_size(const kopt_tensor *t, int b) {
+    if (b == WEIGHT) return t->n * ref_width(t->weight_format);
     if (b == GRAD) return t->n * ref_width(t->grad_format);
     if (b == STATE) return t->state_size;
     return t->copy ? t->n * ref_width(t->copy_format) : 0;
@@ -71,6 +71,11 @@ static kopt_tensor place(const kopt_tensor *t, unsigned char *weight, unsigned c
     return placed;
 }
 
+/* One without memory, which place() gives it. */
+static kopt_tensor tensor(kopt_format weight, kopt_format grad, size_t n) {
+    return kopt_tensor_of(NULL, weight, NULL, grad, n, NULL, 0);
+}
+
 static uint32_t salt;
 
 static void randomise(void *array, size_t width, size_t n, profile p, kopt_format f, int low, int high, int with_sign) {
@@ -80,7 +85,7 @@ static void randomise(void *array, size_t width, size_t n, profile p, kopt_forma
 
 /* Fills the initial memory, a state block that kopt_state_init() has begun included. 0 if that was refused. */
 static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p) {
-    ref_layout l = ref_layout_of(o, t->n);
+    ref_layout l = ref_layout_of(o, t->weight_format, t->n);
     kopt_tensor placed;
     size_t i;
     int k;
@@ -88,13 +93,13 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p) {
     salt = noise();
     memset(initial, 0xa5, sizeof initial);
     placed = place(t, initial[WEIGHT], initial[GRAD], initial[STATE], initial[COPY]);
-    if (kopt_state_size(o, t->n) != l.size || kopt_state_init(o, &placed, NULL) != KOPT_OK) return 0;
-    randomise(initial[WEIGHT], ref_width(o->weight_format), t->n, p, o->weight_format, -8, 1, 1);
+    if (kopt_state_size(o, &placed) != l.size || kopt_state_init(o, &placed, 1, NULL) != KOPT_OK) return 0;
+    randomise(initial[WEIGHT], ref_width(t->weight_format), t->n, p, t->weight_format, -8, 1, 1);
     randomise(initial[GRAD], ref_width(t->grad_format), t->n, p, t->grad_format, -14, 0, 1);
     for (i = 0; i < t->n && l.residual_width; ++i) {
         uint32_t word = noise(), w = ref_get(initial[WEIGHT], 2, i);
         if (o->rounding == KOPT_KAHAN && (p != WILD || word & 0x10000)) /* at most half an ulp */
-            word = o->weight_format == KOPT_BF16 ? (w & 0x7f80) < 0x0500 ? 0 : w - 0x480 - (word & 0x3ff)
+            word = t->weight_format == KOPT_BF16 ? (w & 0x7f80) < 0x0500 ? 0 : w - 0x480 - (word & 0x3ff)
                                                  : (w & 0x7fff) - (w & 0x7c00 ? word & 0x3ff : 0);
         ref_set(initial[STATE] + l.residual, l.residual_width, i, word ^ (word << 3 & 0x8000));
     }
@@ -109,7 +114,7 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p) {
             randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14,
                       -1, !square);
     }
-    if (l.slow_width) randomise(initial[STATE] + l.slow, l.slow_width, t->n, p, o->weight_format, -8, 1, 1);
+    if (l.slow_width) randomise(initial[STATE] + l.slow, l.slow_width, t->n, p, t->weight_format, -8, 1, 1);
     for (i = 0; i < t->n * l.slow_residual_width; ++i) initial[STATE][l.slow_residual + i] = (unsigned char)below(64);
     return 1;
 }
@@ -120,8 +125,7 @@ static void expect(kopt_optimizer o, const kopt_tensor *t, int steps) {
     for (k = 0; k < steps; ++k, ++o.step) {
         kopt_tensor placed = place(t, expected[k][WEIGHT], expected[k][GRAD], expected[k][STATE], expected[k][COPY]);
         int b;
-        for (b = 0; b < BUFFERS; ++b)
-            memcpy(expected[k][b], k ? expected[k - 1][b] : initial[b], buffer_size(&o, t, b));
+        for (b = 0; b < BUFFERS; ++b) memcpy(expected[k][b], k ? expected[k - 1][b] : initial[b], buffer_size(t, b));
         ref_step_tensor(&o, &placed);
     }
 }
@@ -132,12 +136,13 @@ static const char *describe(const kopt_optimizer *o, const kopt_tensor *t) {
     static char text[400];
     snprintf(text, sizeof text,
              "%s momentum %g dampening %g nesterov %d, decay %d of %g, lr %g, weights %s %s, moments %s %s, "
-             "compensation %s, gradient %s * %g * %g, copy %s, maximize %d, zero_grad %d, step %u, n %lu, first %lu",
+             "compensation %s, gradient %s * %g * %g, copy %s, no_decay %d, maximize %d, zero_grad %d, step %u, n %lu, "
+             "first %lu",
              kind_name[o->rule], o->momentum, o->dampening, o->nesterov, (int)o->decay_mode, o->weight_decay, o->lr,
-             format_name[o->weight_format], rounding_name[o->rounding], format_name[o->moment_format],
-             rounding_name[o->moment_rounding], rounding_name[o->compensation_rounding], format_name[t->grad_format],
-             o->grad_scale, o->clip, t->copy ? format_name[t->copy_format] : "none", o->maximize, o->zero_grad,
-             (unsigned)o->step + 1, (unsigned long)t->n, (unsigned long)t->first_index);
+             format_name[t->weight_format], rounding_name[o->rounding], format_name[o->moment_format],
+             rounding_name[o->moment_rounding], rounding_name[o->residual_rounding], format_name[t->grad_format],
+             o->grad_scale, o->clip, t->copy ? format_name[t->copy_format] : "none", t->no_decay, o->maximize,
+             o->zero_grad, (unsigned)o->step + 1, (unsigned long)t->n, (unsigned long)t->first_index);
     return text;
 }
 
@@ -150,7 +155,7 @@ static int compare(const kopt_optimizer *o, const kopt_tensor *t, const size_t o
     size_t i, size;
     for (b = 0; b < BUFFERS; ++b) {
         const unsigned char *p = arena[b] + offset[b];
-        size = buffer_size(o, t, b);
+        size = buffer_size(t, b);
         for (i = 0; i < size && p[i] == expected[k][b][i]; ++i) {
         }
         if (i < size) break;
@@ -175,7 +180,7 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
                                arena[STATE] + offset[STATE], arena[COPY] + offset[COPY]);
     int b, k;
     for (b = 0; b < BUFFERS; ++b) {
-        size_t size = buffer_size(&o, t, b);
+        size_t size = buffer_size(t, b);
         memset(arena[b], 0x5a, offset[b] + size + MARGIN);
         memcpy(arena[b] + offset[b], initial[b], size);
     }
@@ -183,23 +188,23 @@ static int steps_agree(kopt_optimizer o, const kopt_tensor *t, int steps, const 
         kopt_step step;
         size_t i, pass, begin, count = slice ? t->n / slice + 1 : 1;
         if (slice) {
-            int good = kopt_step_begin(&o, &step) == KOPT_OK;
-            if (step.stable && !step.moments_only) {
+            int good = kopt_step_begin(&step, &o) == KOPT_OK;
+            if (o.stable && !o.moments_only) {
                 kopt_norm part, sum;
                 memset(&sum, 0, sizeof sum);
                 for (i = count; i-- > 0;) {
                     memset(&part, 0, sizeof part);
                     begin = i * slice;
-                    good &= kopt_stable_measure(&step, &placed, begin, i + 1 == count ? t->n : begin + slice, &part) ==
+                    good &= kopt_norm_add_stable(&part, &step, &placed, begin, i + 1 == count ? t->n : begin + slice) ==
                             KOPT_OK;
                     kopt_norm_merge(&sum, &part);
                 }
-                placed.stable_scale = kopt_stable_scale(&sum, t->n);
+                placed.stable_scale = kopt_norm_stable_scale(&sum, t->n);
             }
             for (pass = 0; pass < 3; ++pass)
                 for (i = pass; i < count; i += 3) {
                     begin = i * slice;
-                    good &= kopt_step_range(&step, &placed, begin, i + 1 == count ? t->n : begin + slice) == KOPT_OK;
+                    good &= kopt_step_range(&step, &placed, 1, begin, i + 1 == count ? t->n : begin + slice) == KOPT_OK;
                 }
             placed.stable_scale = 0;
             if (!good) return 0;
@@ -318,8 +323,8 @@ static void vary(kopt_optimizer *o, kopt_tensor *t) {
     o->grad_scale = scale[odd ? below(5) : 0], o->clip = below(3) ? 1 : 0.3;
     o->maximize = below(4) == 0, o->zero_grad = below(4) == 0;
     o->moments_only = below(8) == 0;
-    if (o->rule == KOPT_RANGER) o->lookahead = 1 + (int)below(4), o->lookahead_rate = below(3) ? 0.5 : 0.2;
-    if (o->rule == KOPT_EMA) {
+    if (o->rule == KOPT_RULE_RANGER) o->lookahead = 1 + (int)below(4), o->lookahead_rate = below(3) ? 0.5 : 0.2;
+    if (o->rule == KOPT_RULE_EMA) {
         o->lr = below(2) ? 0.01 : 1e-4;
         o->moments_only = o->maximize = o->zero_grad = 0, o->weight_decay = 0;
     }
@@ -328,7 +333,8 @@ static void vary(kopt_optimizer *o, kopt_tensor *t) {
     t->id = noise();
     t->copy = below(2) ? NULL : initial[COPY];
     t->copy_format = (kopt_format)below(3);
-    if (below(4) == 0) t->rate_scale = below(2) ? 0.3f : 0;
+    if (below(4) == 0) t->rate_scale = below(2) ? 0.3 : 0;
+    t->no_decay = below(8) == 0;
     t->first_index = below(4) ? below(1000) : first[below(5)];
 }
 
@@ -347,13 +353,12 @@ static void check_combinations(uint32_t every) {
                             for (compensation = KOPT_NEAREST; compensation <= KOPT_STOCHASTIC; ++compensation)
                                 for (grad = KOPT_F32; grad <= KOPT_FP16; ++grad) {
                                     kopt_optimizer o = make((rule)r);
-                                    kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)grad, 0, NULL, 0);
+                                    kopt_tensor t = tensor((kopt_format)weight, (kopt_format)grad, 0);
                                     if (count++ % every) continue;
-                                    o.weight_format = (kopt_format)weight, o.rounding = (kopt_rounding)rounding;
-                                    o.moment_format = (kopt_format)moment;
+                                    o.rounding = (kopt_rounding)rounding, o.moment_format = (kopt_format)moment;
                                     o.moment_rounding = (kopt_rounding)moment_rounding;
-                                    o.compensation_rounding = (kopt_rounding)compensation;
-                                    o.decay_mode = decay == 3 ? KOPT_L2 : (kopt_decay_mode)decay,
+                                    o.residual_rounding = (kopt_rounding)compensation;
+                                    o.decay_mode = decay == 3 ? KOPT_DECAY_L2 : (kopt_decay_mode)decay,
                                     o.weight_decay = decay < 3;
                                     vary(&o, &t);
                                     t.n = 100 + below(300);
@@ -371,7 +376,7 @@ static void check_combinations(uint32_t every) {
 /* The combinations that train models, all bf16 and all fp16. */
 static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay) {
     kopt_optimizer o = make(r);
-    o.weight_format = o.moment_format = f;
+    o.moment_format = f;
     o.rounding = (kopt_rounding)rounding;
     o.decay_mode = (kopt_decay_mode)decay, o.weight_decay = 0.01;
     o.seed = noise();
@@ -390,8 +395,8 @@ static void check_lengths(int quick) {
         int bad = 0, cases = 0;
         for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
             for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
-                kopt_optimizer o = common(tried[r], (kopt_format)f, rounding, KOPT_DECOUPLED);
-                kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)f, 0, NULL, 0);
+                kopt_optimizer o = common(tried[r], (kopt_format)f, rounding, KOPT_DECAY_DECOUPLED);
+                kopt_tensor t = tensor((kopt_format)f, (kopt_format)f, 0);
                 for (t.n = 0; t.n <= 257; t.n += quick ? 13 : 1, ++cases) {
                     t.first_index = t.n % 3 ? below(256) : 0;
                     bad += disagreements(&o, &t, (profile)(t.n % 2), 2);
@@ -416,12 +421,12 @@ static void check_codes(int quick) {
         for (p = 0; p < PROFILES; ++p)
             for (again = 0; again < (quick ? 4 : 24); ++again, ++cases) {
                 static const size_t offset[BUFFERS] = {65, 66, 67, 68};
-                kopt_optimizer o = common(ADAM, KOPT_BF16, KOPT_KAHAN, KOPT_DECOUPLED);
-                kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, lengths[k], NULL, 0);
+                kopt_optimizer o = common(ADAM, KOPT_BF16, KOPT_KAHAN, KOPT_DECAY_DECOUPLED);
+                kopt_tensor t = tensor(KOPT_BF16, KOPT_BF16, lengths[k]);
                 ref_layout l;
                 size_t i, block = 256 * below(2);
                 o.moment_format = KOPT_Q8;
-                l = ref_layout_of(&o, t.n);
+                l = ref_layout_of(&o, t.weight_format, t.n);
                 o.zero_grad = (int)below(2), o.maximize = (int)below(2), o.grad_scale = below(2) ? 1 : 0.3;
                 t.first_index = below(4) ? 256 * (uint64_t)below(64) : 128 * (uint64_t)below(64);
                 if (!prepare(&o, &t, (profile)p)) ++bad;
@@ -458,13 +463,12 @@ static void check_largest_code(void) {
         for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
             kopt_optimizer o = kopt_adam(0.125);
             kopt_tensor t =
-                kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half, grad == KOPT_F32 ? (void *)wide : narrow,
-                               (kopt_format)grad, BLOCK, state, sizeof state);
+                kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half, (kopt_format)weight,
+                               grad == KOPT_F32 ? (void *)wide : narrow, (kopt_format)grad, BLOCK, state, sizeof state);
             ref_layout l;
-            o.weight_format = (kopt_format)weight, o.moment_format = KOPT_Q8;
-            o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
-            l = ref_layout_of(&o, BLOCK);
-            bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+            o.moment_format = KOPT_Q8, o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
+            l = ref_layout_of(&o, t.weight_format, BLOCK);
+            bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
             bad += ref_get(state + l.scale[1], 4, 0) != 0x5f7f0000;
             for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
             found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
@@ -485,9 +489,9 @@ static void check_largest_signed_code(void) {
     for (i = 0; i < 256; ++i) g[i] = ref_float(i % 2 ? 0xff700000 : 0x7f700000); /* 3.75 times the scale */
     FOR_EACH_ISA(isa) {
         kopt_optimizer o = kopt_sgd(0, 0.5);
-        kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
-        o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
-        bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK || e == 1000000;
+        kopt_tensor t = kopt_tensor_of(w, KOPT_F32, g, KOPT_F32, 256, state, sizeof state);
+        o.moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
+        bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK || e == 1000000;
         bad += ref_get(state + 64 + 256, 4, 0) != 0x7e800000;
         for (i = 0; i < 256; ++i) bad += state[64 + i] != (i % 2 ? 255 : 127);
     }
@@ -505,10 +509,10 @@ static void check_least_scale(void) {
     FOR_EACH_ISA(isa)
     for (k = 0; k < 2; ++k) {
         kopt_optimizer o = kopt_sgd(0.125, 0.5);
-        kopt_tensor t = kopt_tensor_of(w, g, KOPT_F32, 256, state, sizeof state);
-        o.weight_format = KOPT_F32, o.moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
+        kopt_tensor t = kopt_tensor_of(w, KOPT_F32, g, KOPT_F32, 256, state, sizeof state);
+        o.moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
         for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
-        bad += kopt_state_init(&o, &t, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+        bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
         bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
         for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 0 : i % 3 == 1 ? 119 : 247);
     }
@@ -530,9 +534,9 @@ static void check_lone_specials(int quick) {
         for (r = 0; r < 2; ++r)
             for (a = 0; a <= EDGE; ++a) {
                 static const size_t offset[BUFFERS] = {65, 66, 67, 68};
-                kopt_optimizer o = common(tried[r], KOPT_BF16, rounding, KOPT_DECOUPLED);
-                kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, 400, NULL, 0);
-                ref_layout l = ref_layout_of(&o, t.n);
+                kopt_optimizer o = common(tried[r], KOPT_BF16, rounding, KOPT_DECAY_DECOUPLED);
+                kopt_tensor t = tensor(KOPT_BF16, KOPT_BF16, 400);
+                ref_layout l = ref_layout_of(&o, t.weight_format, t.n);
                 unsigned char *array[EDGE] = {initial[WEIGHT], initial[GRAD], NULL, NULL, NULL};
                 size_t width[EDGE] = {2, 2, 0, 0, 0}, at;
                 int gradient = tried[r] == MOMENTUM ? 119 : 60; /* the exponent whose square, or itself, is enough */
@@ -581,15 +585,15 @@ static uint32_t largest(kopt_format f) {
 /* At an element one of the arrays is sharp, or all; or numbers are so large that results come to lie between the
    largest finite one and infinity. */
 static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at) {
-    const ref_layout l = ref_layout_of(o, t->n);
+    const ref_layout l = ref_layout_of(o, t->weight_format, t->n);
     const uint32_t only = below(14);
-    const size_t weight = ref_width(o->weight_format);
+    const size_t weight = ref_width(t->weight_format);
     unsigned char *const s = initial[STATE];
     size_t k;
     if (only > 10) {
         const kopt_format f = t->grad_format;
-        const int half = o->weight_format == KOPT_FP16 || o->moment_format == KOPT_FP16 || f == KOPT_FP16;
-        ref_set(initial[WEIGHT], weight, at, largest(o->weight_format));
+        const int half = t->weight_format == KOPT_FP16 || o->moment_format == KOPT_FP16 || f == KOPT_FP16;
+        ref_set(initial[WEIGHT], weight, at, largest(t->weight_format));
         ref_set(initial[GRAD], ref_width(f), at, ordinary(f, half ? 8 : 118, half ? 16 : 128, 1));
         if (l.residual_width) ref_set(s + l.residual, l.residual_width, at, 0);
         for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k)
@@ -597,14 +601,14 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at) {
                 ref_set(s + l.moment[k], l.moment_width[k], at, largest(o->moment_format));
         return;
     }
-    if (only < 2) ref_set(initial[WEIGHT], weight, at, sharp(o->weight_format));
+    if (only < 2) ref_set(initial[WEIGHT], weight, at, sharp(t->weight_format));
     if (only < 1 || only == 2 || only > 9) ref_set(initial[GRAD], ref_width(t->grad_format), at, sharp(t->grad_format));
     if (l.residual_width && o->rounding >= KOPT_COMPACT && only == 9) { /* together NaN, its lowest bits set */
         ref_set(initial[WEIGHT], 2, at, noise() & 0x8000u);
         ref_set(s + l.residual, l.residual_width, at, 0xffffu - below(16));
     }
     if (l.residual_width && (only < 1 || only == 3))
-        ref_set(s + l.residual, l.residual_width, at, o->rounding == KOPT_KAHAN ? sharp(o->weight_format) : noise());
+        ref_set(s + l.residual, l.residual_width, at, o->rounding == KOPT_KAHAN ? sharp(t->weight_format) : noise());
     for (k = 0; k < 4; ++k)
         if (l.moment_width[k] && (only < 1 || (only > 3 && only < 8 && only % (uint32_t)ref_moments(o) == k))) {
             if (o->moment_format == KOPT_Q8)
@@ -612,10 +616,10 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at) {
             else
                 ref_set(s + l.moment[k], l.moment_width[k], at, sharp(o->moment_format));
         }
-    if (l.slow_width && (only < 1 || only == 8)) ref_set(s + l.slow, weight, at, sharp(o->weight_format));
+    if (l.slow_width && (only < 1 || only == 8)) ref_set(s + l.slow, weight, at, sharp(t->weight_format));
     if (l.slow_residual_width && (only < 1 || only == 9))
         ref_set(s + l.slow_residual, l.slow_residual_width, at,
-                o->rounding == KOPT_KAHAN ? sharp(o->weight_format) : noise());
+                o->rounding == KOPT_KAHAN ? sharp(t->weight_format) : noise());
 }
 
 /* Every rule, format and rounding of weights, formats of moments and gradients: one to four sharp elements in a
@@ -634,13 +638,12 @@ static void check_sharp(int quick) {
                     for (grad = KOPT_F32; grad <= KOPT_FP16; ++grad)
                         for (again = 0; again < many * (grad == weight && moment == weight ? 6 : 1); ++again, ++cases) {
                             kopt_optimizer o = make((rule)r);
-                            kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)grad, 0, NULL, 0);
+                            kopt_tensor t = tensor((kopt_format)weight, (kopt_format)grad, 0);
                             uint32_t k;
-                            o.weight_format = (kopt_format)weight, o.moment_format = (kopt_format)moment;
-                            o.rounding = (kopt_rounding)rounding;
+                            o.moment_format = (kopt_format)moment, o.rounding = (kopt_rounding)rounding;
                             o.moment_rounding = (kopt_rounding)below(2);
-                            o.compensation_rounding = (kopt_rounding)below(2);
-                            o.decay_mode = below(2) ? KOPT_L2 : (kopt_decay_mode)below(3),
+                            o.residual_rounding = (kopt_rounding)below(2);
+                            o.decay_mode = below(2) ? KOPT_DECAY_L2 : (kopt_decay_mode)below(3),
                             o.weight_decay = below(4) != 0;
                             vary(&o, &t);
                             t.n = 1 + below(lengths[below(4)]);
@@ -648,8 +651,8 @@ static void check_sharp(int quick) {
                             if (below(4) == 0) t.counts = &counts;
                             if (below(4) == 0) { /* what has a kernel of its own */
                                 t.copy = NULL, t.counts = NULL, o.moments_only = 0, t.n += 64;
-                                o.decay_mode = o.rule == KOPT_EMA ? o.decay_mode : KOPT_DECOUPLED;
-                                o.moment_rounding = o.compensation_rounding;
+                                o.decay_mode = o.rule == KOPT_RULE_EMA ? o.decay_mode : KOPT_DECAY_DECOUPLED;
+                                o.moment_rounding = o.residual_rounding;
                             }
                             bad += !prepare(&o, &t, TAME);
                             for (k = below(4); k < 4; ++k) sharpen(&o, &t, below((uint32_t)t.n));
@@ -680,17 +683,17 @@ static void check_last_interval(void) {
                                 const double by = 0.25 + 0.5 * upper; /* of the interval */
                                 kopt_optimizer o = make((rule)r);
                                 kopt_tensor t =
-                                    kopt_tensor_of(NULL, NULL, narrow ? (kopt_format)moment : KOPT_F32, 130, NULL, 0);
+                                    tensor((kopt_format)weight, narrow ? (kopt_format)moment : KOPT_F32, 130);
                                 ref_layout l;
                                 int k;
-                                o.weight_format = (kopt_format)weight, o.moment_format = (kopt_format)moment;
+                                o.moment_format = (kopt_format)moment;
                                 o.rounding = (kopt_rounding)rounding, o.moment_rounding = KOPT_STOCHASTIC;
                                 o.beta1 = o.beta2 = o.beta3 = o.dampening = o.weight_decay = 0, o.seed = noise();
                                 o.lr = by * ldexp(1, weight == KOPT_BF16 ? 120 : 5); /* of the weight's interval */
-                                if (o.rule == KOPT_SGD || o.rule == KOPT_RADAM || o.rule == KOPT_RANGER)
+                                if (o.rule == KOPT_RULE_SGD || o.rule == KOPT_RULE_RADAM || o.rule == KOPT_RULE_RANGER)
                                     o.lr /= rooted ? ldexp(1, 64) : ldexp(1, brain ? 128 : 16); /* they do not divide */
                                 if (narrow) o.grad_scale = 1 + (rooted ? (1 + by) / 510 : by / (brain ? 255 : 2047));
-                                l = ref_layout_of(&o, t.n);
+                                l = ref_layout_of(&o, t.weight_format, t.n);
                                 bad += !prepare(&o, &t, TAME);
                                 if (t.state_size > 64) memset(initial[STATE] + 64, 0, t.state_size - 64);
                                 for (i = 0; i < t.n; ++i) {
@@ -737,29 +740,29 @@ static void check_lowest_bits(void) {
         for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
             for (g = KOPT_F32; g <= KOPT_BF16; ++g, ++cases) {
                 const int kahan = tried[k].rounding == KOPT_KAHAN;
-                kopt_optimizer o = common(tried[k].r, (kopt_format)f, tried[k].rounding, KOPT_L2), fp32;
-                kopt_tensor t =
-                    kopt_tensor_of(weight, grad, KOPT_F32, g == KOPT_F32 ? CHOICES : 128, state, sizeof state);
+                kopt_optimizer o = common(tried[k].r, (kopt_format)f, tried[k].rounding, KOPT_DECAY_L2), fp32;
+                kopt_tensor t = kopt_tensor_of(weight, KOPT_F32, grad, KOPT_F32, g == KOPT_F32 ? CHOICES : 128, state,
+                                               sizeof state);
                 const int stores = 1 + ref_moments(&o), scale = f == KOPT_BF16 ? -4 : kahan ? -29 : -20;
                 const float start = !kahan ? 0 : f == KOPT_BF16 ? 1.0f : 0.125f;
                 int store;
                 o.weight_decay = 0, o.lr = f == KOPT_BF16 ? 0.0007 : 0.7, o.eps = 1e-15;
-                if (o.rule == KOPT_LION && f == KOPT_FP16) o.lr = 1e-9;
-                if (o.rule == KOPT_ADAM) o.lr = f == KOPT_BF16 ? 0.0007 : kahan ? 1e-9 : 3e-6;
+                if (o.rule == KOPT_RULE_LION && f == KOPT_FP16) o.lr = 1e-9;
+                if (o.rule == KOPT_RULE_ADAM) o.lr = f == KOPT_BF16 ? 0.0007 : kahan ? 1e-9 : 3e-6;
                 memset(choice, 0, sizeof choice), memset(weight, 0, sizeof weight), memset(state, 0, sizeof state);
-                fp32 = o, fp32.weight_format = fp32.moment_format = KOPT_F32;
+                fp32 = o, fp32.moment_format = KOPT_F32;
                 for (i = 0; i < t.n; ++i) grad[i] = (float)ldexp(1 + (double)i / (double)t.n, scale);
                 ref_step_tensor(&fp32, &t);
                 for (i = 0; i < t.n; ++i)
                     for (store = 0; store < stores; ++store) {
-                        const ref_layout l = ref_layout_of(&fp32, t.n);
+                        const ref_layout l = ref_layout_of(&fp32, KOPT_F32, t.n);
                         float x = weight[i];
                         if (store > 0) x = ref_float(ref_get(state + l.moment[store - 1], 4, i));
-                        if (store == 0 && start > 0) x = ref_mul(x, ref_compensation_scale(&o));
+                        if (store == 0 && start > 0) x = ref_mul(x, ref_compensation_scale((kopt_format)f));
                         if (store > 0 && ref_rooted(&o, store - 1)) x = ref_sqrt(x);
                         choice[store][ref_extended((kopt_format)f, ref_bits(x)) & 0xffff] = (int)i + 1;
                     }
-                t = kopt_tensor_of(NULL, NULL, (kopt_format)g, MANY, NULL, 0);
+                t = tensor((kopt_format)f, (kopt_format)g, MANY);
                 bad += !prepare(&o, &t, TAME);
                 if (t.state_size > 64) memset(initial[STATE] + 64, 0, t.state_size - 64);
                 for (i = 0; i < MANY; ++i) {
@@ -771,7 +774,7 @@ static void check_lowest_bits(void) {
                         if (found) break;
                     }
                     if (found) ++edges[store][c >= stores];
-                    ref_set(initial[WEIGHT], 2, i, ref_narrow(o.weight_format, ref_bits(start)));
+                    ref_set(initial[WEIGHT], 2, i, ref_narrow((kopt_format)f, ref_bits(start)));
                     ref_set(initial[GRAD], ref_width(t.grad_format), i,
                             ref_narrow(t.grad_format, ref_bits(grad[found ? found - 1 : 0])));
                 }
@@ -789,8 +792,8 @@ static void check_alignment(void) {
     int bad = 0, rounding, f, b, isa;
     for (f = KOPT_BF16; f <= KOPT_FP16; ++f)
         for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
-            kopt_optimizer o = common(FIRST == PLAIN ? ADAM : FIRST, (kopt_format)f, rounding, KOPT_L2);
-            kopt_tensor t = kopt_tensor_of(NULL, NULL, (kopt_format)f, 300, NULL, 0);
+            kopt_optimizer o = common(FIRST == PLAIN ? ADAM : FIRST, (kopt_format)f, rounding, KOPT_DECAY_L2);
+            kopt_tensor t = tensor((kopt_format)f, (kopt_format)f, 300);
             t.copy = initial[COPY], t.copy_format = KOPT_FP16, t.first_index = 5, o.zero_grad = 1;
             prepare(&o, &t, MIXED);
             expect(o, &t, 1);
@@ -810,19 +813,20 @@ static void check_shards(void) {
     int bad = 0, rounding, r, k, a;
     for (r = FIRST; r < RULES; ++r)
         for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
-            kopt_optimizer o = common((rule)r, rounding % 2 ? KOPT_BF16 : KOPT_FP16, rounding, KOPT_L2), begun = o;
-            kopt_tensor t = kopt_tensor_of(NULL, NULL, KOPT_BF16, 500, NULL, 0), shard = t;
-            ref_layout whole = ref_layout_of(&o, t.n);
+            const kopt_format f = rounding % 2 ? KOPT_BF16 : KOPT_FP16;
+            kopt_optimizer o = common((rule)r, f, rounding, KOPT_DECAY_L2), begun = o;
+            kopt_tensor t = tensor(f, KOPT_BF16, 500), shard = t;
+            ref_layout whole = ref_layout_of(&o, t.weight_format, t.n);
             kopt_step step;
-            if (o.rule == KOPT_EMA) o.weight_decay = 0, begun = o;
+            if (o.rule == KOPT_RULE_EMA) o.weight_decay = 0, begun = o;
             if (o.stable) continue; /* depends on the whole tensor; the slices above measure it */
             t.first_index = 1000003;
             prepare(&o, &t, MIXED);
             expect(o, &t, 1);
-            kopt_step_begin(&begun, &step);
+            kopt_step_begin(&step, &begun);
             for (k = 0; k < 6; ++k) {
                 size_t from = cut[k], n = cut[k + 1] - from;
-                ref_layout l = ref_layout_of(&o, n);
+                ref_layout l = ref_layout_of(&o, f, n);
                 size_t width[7], there[7], here[7];
                 width[0] = l.residual_width, there[0] = whole.residual, here[0] = l.residual;
                 width[1] = l.slow_width, there[1] = whole.slow, here[1] = l.slow;
@@ -833,16 +837,116 @@ static void check_shards(void) {
                 shard.weight = weight, shard.grad = grad, shard.state = state, shard.state_size = sizeof state;
                 memcpy(weight, initial[WEIGHT] + 2 * from, 2 * n);
                 memcpy(grad, initial[GRAD] + 2 * from, 2 * n);
-                bad += kopt_state_init(&o, &shard, NULL) != KOPT_OK;
+                bad += kopt_state_init(&o, &shard, 1, NULL) != KOPT_OK;
                 for (a = 0; a < 7; ++a)
                     memcpy(state + here[a], initial[STATE] + there[a] + from * width[a], n * width[a]);
-                bad += kopt_step_run(&step, &shard) != KOPT_OK;
+                bad += kopt_step_run(&step, &shard, 1) != KOPT_OK;
                 bad += memcmp(weight, expected[0][WEIGHT] + 2 * from, 2 * n) != 0;
                 for (a = 0; a < 7; ++a)
                     bad += memcmp(state + here[a], expected[0][STATE] + there[a] + from * width[a], n * width[a]) != 0;
             }
         }
     ok(!bad, "six shards with their own state: %d differ from the whole", bad);
+}
+
+/* ---- Lists ------------------------------------------------------------------------------------------------------ */
+
+/* A tensor without decay is stepped as by an optimizer with a weight_decay of 0, whose step `expected` has. Control:
+   with decay it is another step. */
+static void check_no_decay(int quick) {
+    static unsigned char decayed[4 * LONGEST];
+    int bad = 0, cases = 0, r, decay, weight, rounding, moment, again;
+    for (r = FIRST; r < RULES; ++r)
+        for (decay = KOPT_DECAY_L2; decay <= KOPT_DECAY_FULLY_DECOUPLED; ++decay)
+            for (weight = KOPT_F32; weight <= KOPT_FP16; ++weight)
+                for (rounding = KOPT_NEAREST; rounding <= (weight == KOPT_F32 ? KOPT_NEAREST : KOPT_EXACT); ++rounding)
+                    for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment)
+                        for (again = 0; again < (quick ? 1 : 4); ++again, ++cases) {
+                            kopt_optimizer o = common((rule)r, (kopt_format)moment, rounding, decay), none;
+                            kopt_tensor t = tensor((kopt_format)weight, (kopt_format)below(3), 300);
+                            int isa;
+                            o.weight_decay = o.rule == KOPT_RULE_EMA ? 0 : 0.5, o.max_lr = 0.02, o.step = 1;
+                            none = o, none.weight_decay = 0;
+                            bad += !prepare(&o, &t, again % 2 ? WILD : TAME);
+                            expect(o, &t, 1), memcpy(decayed, expected[0][WEIGHT], sizeof decayed);
+                            expect(none, &t, 1);
+                            bad += !memcmp(decayed, expected[0][WEIGHT], buffer_size(&t, WEIGHT)) &&
+                                   o.weight_decay > 0 && rounding != KOPT_NEAREST;
+                            t.no_decay = 1;
+                            FOR_EACH_ISA(isa) {
+                                static const size_t offset[BUFFERS] = {65, 66, 67, 68};
+                                bad += !steps_agree(o, &t, 1, offset, below(2) ? 0 : 256);
+                            }
+                        }
+    ok(!bad, "no_decay: the step of weight_decay 0, %d tensors, %d disagree", cases, bad);
+}
+
+enum { TENSORS = 6, LENGTHS = 700 };
+typedef struct list_memory {
+    unsigned char array[TENSORS][BUFFERS][64 + 24 * LENGTHS];
+} list_memory;
+
+static void place_list(kopt_tensor *placed, const kopt_tensor *t, list_memory *m) {
+    int k;
+    for (k = 0; k < TENSORS; ++k)
+        placed[k] = place(&t[k], m->array[k][WEIGHT], m->array[k][GRAD], m->array[k][STATE], m->array[k][COPY]);
+}
+
+/* One list of tensors in all formats, with and without decay: made and stepped by a call for the list, and by ranges
+   that begin and end within tensors, against calls for each tensor alone. */
+static void check_lists(void) {
+    static const size_t length[TENSORS] = {300, 257, 64, LENGTHS, 1, 513};
+    static list_memory fresh, alone, together;
+    static float start[TENSORS * LENGTHS];
+    kopt_tensor t[TENSORS], placed[TENSORS];
+    int bad = 0, cases = 0, r, rounding, moment, k, isa, ranges;
+    size_t i, total = 0;
+    for (k = 0; k < TENSORS; ++k) total += length[k];
+    for (r = FIRST; r < RULES; ++r)
+        for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+            for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment, ++cases) {
+                kopt_optimizer o = common((rule)r, (kopt_format)moment, rounding, (int)below(3));
+                if (o.rule == KOPT_RULE_EMA) o.weight_decay = 0;
+                memset(&fresh, 0xa5, sizeof fresh);
+                for (i = 0; i < total; ++i) start[i] = ref_float(ordinary(KOPT_F32, -8, 1, 1));
+                for (k = 0; k < TENSORS; ++k) {
+                    t[k] = tensor((kopt_format)(k % 3), (kopt_format)below(3), length[k]);
+                    t[k].no_decay = k % 2, t[k].id = 10 + (uint32_t)k, t[k].rate_scale = below(2) ? 0.5 : 0;
+                    t[k].copy = below(2) ? initial[COPY] : NULL, t[k].copy_format = (kopt_format)below(3);
+                    t[k].state_size = kopt_state_size(&o, &t[k]);
+                    for (i = 0; i < t[k].n; ++i)
+                        ref_set(fresh.array[k][GRAD], ref_width(t[k].grad_format), i,
+                                ordinary(t[k].grad_format, -14, 0, 1));
+                }
+                alone = fresh;
+                place_list(placed, t, &fresh);
+                bad += kopt_state_init(&o, placed, TENSORS, start) != KOPT_OK;
+                place_list(placed, t, &alone);
+                for (i = 0, k = 0; k < TENSORS; i += t[k++].n)
+                    bad += kopt_state_init(&o, &placed[k], 1, start + i) != KOPT_OK;
+                bad += memcmp(&fresh, &alone, sizeof fresh) != 0;
+                for (k = 0; k < TENSORS; ++k) {
+                    kopt_optimizer one = o;
+                    bad += kopt_optimizer_step(&one, &placed[k], 1) != KOPT_OK;
+                }
+                FOR_EACH_ISA(isa)
+                for (ranges = 0; ranges <= !o.stable; ++ranges) { /* StableAdamW needs the whole of each tensor */
+                    const size_t size = 1 + below(400);
+                    kopt_optimizer all = o;
+                    kopt_step step;
+                    together = fresh;
+                    place_list(placed, t, &together);
+                    if (ranges) bad += kopt_step_begin(&step, &all) != KOPT_OK;
+                    for (i = 0; ranges && i < total; i += size)
+                        bad +=
+                            kopt_step_range(&step, placed, TENSORS, i, i + size < total ? i + size : total) != KOPT_OK;
+                    if (!ranges) bad += kopt_optimizer_step(&all, placed, TENSORS) != KOPT_OK;
+                    bad += all.step != o.step + 1 || memcmp(&together, &alone, sizeof alone);
+                    bad += !memcmp(&together, &fresh, sizeof fresh);
+                }
+            }
+    ok(!bad, "lists of tensors in all formats, with and without decay: %d lists, %d differ from tensors alone", cases,
+       bad);
 }
 
 #ifndef KAHAN_OPT_VMATH
@@ -865,6 +969,8 @@ int main(int count, char **arguments) {
 #endif
     check_alignment();
     check_shards();
+    check_no_decay(quick);
+    check_lists();
     return done();
 }
 #endif

@@ -20,8 +20,11 @@ static uint32_t dice(void) { return (uint32_t)(splitmix64(&dice_state) >> 32); }
 static double uniform(void) { return uniform64(&dice_state); }
 static double normal(void) { return normal64(&dice_state); }
 
-static kopt_isa isas[KOPT_ISA_COUNT];
+static kopt_isa isas[ISAS];
 static int isa_count;
+
+/* By bits: with -Ofast a compiler knows no NaN. */
+static int is_nan(double x) { return bits_of(x) << 1 > UINT64_C(0xffe) << 52; }
 
 /* Exact for every finite word, in any FP environment (-Ofast flushes subnormals). */
 static double exact(kopt_format f, uint32_t word) {
@@ -136,11 +139,11 @@ static void fill(unsigned char *x, kopt_format f, size_t n, int kind) {
 }
 
 static kopt_norm norm_of_slices(const unsigned char *x, kopt_format f, size_t n, size_t slices, int merge) {
-    kopt_norm sum = {{0}, 0};
+    kopt_norm sum = {0};
     size_t k, i;
     for (k = 0; k < slices; ++k) {
         size_t begin = n * k / slices, end = n * (k + 1) / slices;
-        kopt_norm part = {{0}, 0};
+        kopt_norm part = {0};
         kopt_norm_add(merge ? &part : &sum, x + begin * ref_width(f), f, end - begin);
         if (merge == 1) kopt_norm_merge(&sum, &part);
         if (merge == 2) { /* as an all-reduce does it */
@@ -149,7 +152,7 @@ static kopt_norm norm_of_slices(const unsigned char *x, kopt_format f, size_t n,
         }
     }
     if (merge == 2) {
-        kopt_norm zero = {{0}, 0};
+        kopt_norm zero = {0};
         kopt_norm_merge(&sum, &zero);
     }
     return sum;
@@ -173,7 +176,7 @@ static void check_norm(void) {
             fill(x, format, NORM_N, kind);
             strange = big_norm(&sum, x, format, NORM_N);
             for (k = 0; k < isa_count; ++k) {
-                kopt_norm norm = {{0}, 0};
+                kopt_norm norm = {0};
                 kopt_isa_force(isas[k]);
                 for (s = 0; s < 4; ++s)
                     for (merge = 0; merge < 3; ++merge) {
@@ -189,7 +192,7 @@ static void check_norm(void) {
                 norm = norm_of_slices(moved, format, NORM_N, 1, 0);
                 bad_bits += !same_norm(&norm, &sum, strange);
             }
-            kopt_isa_force(KOPT_ISA_COUNT);
+            kopt_isa_force(KOPT_ISA_AUTO);
             ok(!bad_bits, "norm of %s, %s: the exact integer, for 1, 2, 7, 64 slices, any order, every ISA",
                format_name[f], kind_name[kind]);
             ok(!bad_root, "norm of %s, %s: its root, rounded once", format_name[f], kind_name[kind]);
@@ -199,16 +202,21 @@ static void check_norm(void) {
 static void check_norm_edges(void) {
     static const uint32_t special[] = {0, 1, 0x7fffff, 0x800000, 0x3f800000, 0x7f7fffff, 0x80000001, 0xff7fffff};
     float four[4] = {3, -4, 0, 0};
-    kopt_norm norm = {{0}, 0};
+    kopt_norm norm = {0};
     int k, bad = 0, modes[] = ROUNDING_DIRECTIONS;
-    ok(kopt_norm_value(&norm) == 0 && kopt_norm_value(NULL) == 0, "the norm of nothing is 0");
-    ok(ref_bits(kopt_stable_scale(NULL, 1)) == ref_bits(1), "the scale of StableAdamW from no norm is 1");
+    ok(kopt_norm_value(&norm) == 0 && is_nan(kopt_norm_value(NULL)), "the norm of nothing is 0, no norm has none");
+    ok(is_nan(kopt_norm_stable_scale(NULL, 1)) && is_nan(kopt_norm_stable_scale(NULL, 0)) &&
+           kopt_norm_stable_scale(&norm, 0) == 1 && kopt_norm_stable_scale(&norm, 9) == 1,
+       "the scale of StableAdamW: 1 from nothing, NaN from no norm");
+    norm.nonfinite = 1;
+    ok(kopt_norm_stable_scale(&norm, 9) == 1, "... 1 from what is not finite");
+    norm.nonfinite = 0;
     kopt_norm_add(&norm, four, KOPT_F32, 4);
     ok(kopt_norm_value(&norm) == 5, "the norm of 3 and -4 is 5");
     for (k = 0; k < 8; ++k) {
         float x = ref_float(special[k]);
         uint32_t mag = special[k] & 0x7fffffff;
-        kopt_norm one = {{0}, 0};
+        kopt_norm one = {0};
         big sum;
         kopt_norm_add(&one, &x, KOPT_F32, 1);
         big_norm(&sum, &x, KOPT_F32, 1);
@@ -265,13 +273,13 @@ static void check_norm_far_apart(void) {
             for (i = 0; i < 128; ++i) ref_set(data, ref_width((kopt_format)f), i, i % 64 == 5 ? word : (uint32_t)i % 2);
             big_norm(&sum, data, (kopt_format)f, 128);
             for (k = 0; k < isa_count; ++k) {
-                kopt_norm norm = {{0}, 0};
+                kopt_norm norm = {0};
                 kopt_isa_force(isas[k]);
                 bad += kopt_norm_add(&norm, data, (kopt_format)f, 128) != KOPT_OK || !same_norm(&norm, &sum, 0);
             }
         }
     for (k = 0; k < isa_count; ++k) { /* below the upper 12 bits of the window, where 1 is the largest */
-        kopt_norm norm = {{0}, 0};
+        kopt_norm norm = {0};
         big sum;
         uint32_t i;
         for (i = 0; i < 128; ++i) ref_set(data, 4, i, i == 0 ? 0x3f800000 : 0x39000000 + i * 0xf5d3);
@@ -279,7 +287,7 @@ static void check_norm_far_apart(void) {
         kopt_isa_force(isas[k]);
         bad += kopt_norm_add(&norm, data, KOPT_F32, 128) != KOPT_OK || !same_norm(&norm, &sum, 0);
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
+    kopt_isa_force(KOPT_ISA_AUTO);
     ok(!bad, "the norm of a number of any size and of the smallest subnormal beside it: %d wrong", bad);
 }
 
@@ -288,8 +296,8 @@ static void check_norm_far_apart(void) {
 static void check_norm_ranks(void) {
     static unsigned char x[4 * 100];
     kopt_norm ranks, sum, grads;
-    const kopt_norm zero = {{0}, 0};
-    kopt_tensor t = kopt_tensor_of(NULL, x, KOPT_F32, 100, NULL, 0);
+    const kopt_norm zero = {0};
+    kopt_tensor t = kopt_tensor_of(NULL, KOPT_F32, x, KOPT_F32, 100, NULL, 0);
     big all, twice, more;
     int k, i, bad = 0, bad_merge = 0, bad_add = 0;
     memset(&all, 0, sizeof all), memset(&ranks, 0, sizeof ranks);
@@ -304,9 +312,8 @@ static void check_norm_ranks(void) {
         ref_set(x, 4, (size_t)k, word);
         big_add(&more, m * m, 8 * POINT + 2 * (exponent - 1));
     }
-    bad +=
-        !is_root(kopt_norm_value(&ranks), &all) || fabs(kopt_clip_coefficient(&ranks, 1, ldexp(1, -154)) - 0.5) > 1e-6;
-    bad += ref_bits(kopt_stable_scale(&ranks, UINT64_C(1) << 62)) != (127 - 124) << 23; /* 2^155 * 2^-31 */
+    bad += !is_root(kopt_norm_value(&ranks), &all) || fabs(kopt_norm_clip(&ranks, 1, ldexp(1, -154)) - 0.5) > 1e-6;
+    bad += kopt_norm_stable_scale(&ranks, UINT64_C(1) << 62) != ldexp(1, -124); /* 2^155 * 2^-31 */
     for (k = 0; k < isa_count; ++k) {
         kopt_isa_force(isas[k]);
         sum = zero, bad_merge += kopt_norm_merge(&sum, &ranks) != KOPT_OK || !same_norm(&sum, &all, 0);
@@ -315,16 +322,50 @@ static void check_norm_ranks(void) {
         sum = ranks, bad_add += kopt_norm_add(&sum, x, KOPT_F32, 100) != KOPT_OK || !same_norm(&sum, &more, 0);
         grads = ranks, bad_add += kopt_norm_add_grads(&grads, &t, 1) != KOPT_OK || !same_norm(&grads, &more, 0);
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
+    kopt_isa_force(KOPT_ISA_AUTO);
     ok(!bad, "the words of 2^32 ranks, without carry: value, clip, scale of StableAdamW");
     ok(!bad_merge, "... merged: %d wrong", bad_merge);
     ok(!bad_add, "... added to: %d wrong", bad_add);
 }
 
+/* Where the step must not happen, the coefficient is NaN, also with max_norm 0; no step begins with it. */
+static void check_no_step(kopt_norm norm) {
+    const double nan = double_of(UINT64_C(0x7ff8) << 48), infinity = double_of(UINT64_C(0x7ff0) << 48);
+    const double max_norm[] = {0, 1, -1, -1e-300, infinity, -infinity, nan}, most = 1e100;
+    const double grad_scale[] = {
+        1, 0, most, -most, double_of(bits_of(most) + 1), -double_of(bits_of(most) + 1), infinity, -infinity, nan};
+    kopt_norm other = norm;
+    int k, g, which, bad = 0, taken = 0;
+    other.nonfinite = UINT64_C(1) << 40;
+    for (k = 0; k < 7; ++k)
+        for (g = 0; g < 9; ++g)
+            for (which = 0; which < 3; ++which) { /* finite, not finite, none */
+                const double clip = kopt_norm_clip(which == 2 ? NULL
+                                                   : which    ? &other
+                                                              : &norm,
+                                                   max_norm[k], grad_scale[g]);
+                const int steps = which == 0 && k < 2 && g < 4;
+                float weight[2] = {1, 2}, grad[2] = {3, 4};
+                const float before[2] = {1, 2};
+                kopt_optimizer o = kopt_sgd(0.5, 0);
+                const kopt_tensor t = kopt_tensor_of(weight, KOPT_F32, grad, KOPT_F32, 2, NULL, 0);
+                kopt_step step;
+                o.clip = clip;
+                taken += steps;
+                bad += is_nan(clip) == steps || (steps && !(clip > 0 && clip <= 1));
+                bad += kopt_step_begin(&step, &o) != (steps ? KOPT_OK : KOPT_ERROR_RANGE);
+                bad += o.step != (uint32_t)steps;
+                if (steps) continue;
+                bad += kopt_optimizer_step(&o, &t, 1) != KOPT_ERROR_RANGE || o.step != 0;
+                bad += memcmp(weight, before, sizeof weight) != 0;
+            }
+    ok(!bad && taken == 8, "the clip coefficient is NaN where no step must be, and no step begins: %d wrong", bad);
+}
+
 static void check_clipping(void) {
     static const double max_norm[] = {1e-6, 0.5, 1, 4.999, 5, 5.1, 100};
     float g[2] = {3, -4}, weights[2] = {1, 1}, grad[2] = {768, -1024}, small[2];
-    kopt_norm norm = {{0}, 0};
+    kopt_norm norm = {0};
     kopt_optimizer opt = kopt_sgd(0.5, 0);
     kopt_tensor t;
     size_t i;
@@ -333,22 +374,19 @@ static void check_clipping(void) {
     for (k = 0; k < 7; ++k) {
         volatile double sum = 5 + 1e-6, quotient = max_norm[k] / sum, scaled = 5 * 0.25, eps = scaled + 1e-6;
         volatile double second = max_norm[k] / eps;
-        bad += kopt_clip_coefficient(&norm, max_norm[k], 1) != (quotient < 1 ? quotient : 1);
-        bad += kopt_clip_coefficient(&norm, max_norm[k], -0.25) != (second < 1 ? second : 1);
+        bad += kopt_norm_clip(&norm, max_norm[k], 1) != (quotient < 1 ? quotient : 1);
+        bad += kopt_norm_clip(&norm, max_norm[k], -0.25) != (second < 1 ? second : 1);
     }
     ok(!bad, "the clip coefficient is min(1, max_norm / (norm * |grad_scale| + 1e-6))");
-    ok(kopt_clip_coefficient(&norm, 0, 1) == 1 && kopt_clip_coefficient(&norm, -1, 1) == 1 &&
-           kopt_clip_coefficient(NULL, 1, 1) == 1,
-       "no max_norm, no clipping");
-    norm.nonfinite = 1;
-    ok(kopt_clip_coefficient(&norm, 1, 1) == 0, "the clip coefficient of what is not finite is 0");
+    ok(kopt_norm_clip(&norm, 0, 1) == 1 && kopt_norm_clip(&norm, -0.0, 1e100) == 1, "max_norm 0: no clipping");
+    check_no_step(norm);
 
     /* Loss scale 256: the clipped step is the step with the clipped gradient. */
     memset(&norm, 0, sizeof norm);
-    opt.weight_format = KOPT_F32, opt.grad_scale = 1.0 / 256;
-    t = kopt_tensor_of(weights, grad, KOPT_F32, 2, NULL, 0);
+    opt.grad_scale = 1.0 / 256;
+    t = kopt_tensor_of(weights, KOPT_F32, grad, KOPT_F32, 2, NULL, 0);
     kopt_norm_add_grads(&norm, &t, 1);
-    opt.clip = kopt_clip_coefficient(&norm, 1, opt.grad_scale);
+    opt.clip = kopt_norm_clip(&norm, 1, opt.grad_scale);
     kopt_optimizer_step(&opt, &t, 1);
     for (i = 0; i < 2; ++i) small[i] = (float)(1 - 0.5 * (i ? -4 : 3) / (5 + 1e-6));
     ok(fabs((double)(weights[0] - small[0])) < 1e-6 && fabs((double)(weights[1] - small[1])) < 1e-6,
@@ -380,7 +418,7 @@ static void check_clipping(void) {
         }
         ok(!bad, "clipping by value in %s: the largest magnitude not above the limit, NaN stays", format_name[f]);
     }
-    kopt_isa_force(KOPT_ISA_COUNT);
+    kopt_isa_force(KOPT_ISA_AUTO);
 }
 
 /* A limit that is a number of the format, and the doubles below and above it: what is left of larger numbers. */
@@ -418,12 +456,12 @@ static void check_clip_limits(void) {
                         bad += is != ((was[i] > want ? want : was[i]) | (i & 1 ? sign : 0));
                     }
                 }
-    kopt_isa_force(KOPT_ISA_COUNT);
+    kopt_isa_force(KOPT_ISA_AUTO);
     ok(!bad, "clipping by value: limits that are numbers of the format, a double below, a double above: %d wrong", bad);
 }
 
 static void check_norm_refusals(void) {
-    kopt_norm norm, before, other = {{0}, 0};
+    kopt_norm norm, before, other = {0};
     float x[4] = {1, 2, 3, 4};
     kopt_tensor t[2];
     double infinite = HUGE_VAL;
@@ -436,7 +474,7 @@ static void check_norm_refusals(void) {
     good &= kopt_norm_add(&norm, x, KOPT_F32, SIZE_MAX / 2) == KOPT_ERROR_BOUNDS;
     good &= kopt_norm_add(&norm, &norm, KOPT_F32, 1) == KOPT_ERROR_OVERLAP;
     good &= kopt_norm_merge(&norm, NULL) == KOPT_ERROR_NULL && kopt_norm_merge(NULL, &other) == KOPT_ERROR_NULL;
-    t[0] = t[1] = kopt_tensor_of(NULL, x, KOPT_F32, 4, NULL, 0);
+    t[0] = t[1] = kopt_tensor_of(NULL, KOPT_F32, x, KOPT_F32, 4, NULL, 0);
     t[1].grad = NULL;
     good &= kopt_norm_add_grads(&norm, t, 2) == KOPT_ERROR_NULL;
     good &= kopt_norm_add_grads(&norm, NULL, 2) == KOPT_ERROR_NULL;
@@ -491,7 +529,7 @@ static void check_scaler_trace(void) {
              {3, 0.9, 0, 50, 1}};
     int k, i;
     for (k = 0; k < 5; ++k) {
-        kopt_scaler s = kopt_grad_scaler();
+        kopt_scaler s = kopt_scaler_of();
         torch_scaler t = {65536, 0, 0};
         int bad = 0, lowered = 0, raised = 0;
         if (k == 0) bad += s.growth != 2 || s.backoff != 0.5 || s.interval != 2000 || s.hysteresis != 1;
@@ -499,11 +537,11 @@ static void check_scaler_trace(void) {
         t.hysteresis_tracker = (int)s.hysteresis;
         for (i = 0; i < 10000; ++i) {
             /* overflows come more often where the scale is high, as in life */
-            int found = uniform() < (k == 0 && ref_bits(s.scale) > 0x49800000 ? 0.5 : c[k].overflow);
-            float was = s.scale;
+            int found = uniform() < (k == 0 && s.scale > 0x1p20 ? 0.5 : c[k].overflow);
+            const double was = s.scale;
             bad += kopt_scaler_update(&s, found) != KOPT_OK;
             torch_update(&t, found, c[k].growth, c[k].backoff, (int)c[k].interval, (int)c[k].hysteresis);
-            bad += ref_bits(s.scale) != ref_bits(t.scale) || s.good != (uint32_t)t.growth_tracker;
+            bad += s.scale != (double)t.scale || s.good != (uint32_t)t.growth_tracker;
             lowered += s.scale<was, raised += s.scale> was;
         }
         bad += raised == 0 || (c[k].overflow > 0 && lowered == 0);
@@ -513,48 +551,72 @@ static void check_scaler_trace(void) {
 }
 
 static void check_scaler_limits(void) {
-    static const uint32_t wrong[] = {0, 0x80000000, 0x7f800000, 0x7fc00000, 0xbf800000, 0x00400000};
-    kopt_scaler s = kopt_grad_scaler(), was;
-    int k, bad, good = 1;
+    const double smallest = 0x1p-126, largest = 0x1.fffffep127; /* normal floats */
+    const double infinity = double_of(UINT64_C(0x7ff0) << 48), nan = double_of(UINT64_C(0x7ff8) << 48);
+    const double wrong[] = {0,         -0.0,   infinity,
+                            -infinity, nan,    -1,
+                            0x1p-127,  1e-300, double_of(bits_of(smallest) - 1),
+                            1e39,      1e300,  double_of(bits_of(largest) + 1)};
+    static const kopt_scaler zeros;
+    kopt_scaler s = kopt_scaler_of(), was;
+    size_t k;
+    int bad, good = 1;
     s.minimum = 1;
     for (k = 0; k < 100; ++k) kopt_scaler_update(&s, 1);
-    ok(ref_bits(s.scale) == 0x3f800000, "the scale does not fall below the minimum");
+    ok(s.scale == 1, "the scale does not fall below the minimum");
     s.minimum = 0;
     for (k = 0; k < 1000; ++k) kopt_scaler_update(&s, 1);
-    good = ref_bits(s.scale) == 0x00800000 && kopt_scaler_update(&s, 1) == KOPT_OK;
-    ok(good, "without a minimum it falls to the least normal number, and stays");
-    s.scale = 3e38f, s.interval = 1;
+    good = s.scale == smallest && kopt_scaler_update(&s, 1) == KOPT_OK;
+    ok(good, "without a minimum it falls to the least normal float, and stays");
+    s.scale = 3e38, s.interval = 1;
     for (k = 0; k < 10; ++k) kopt_scaler_update(&s, 0);
-    ok(ref_bits(s.scale) == ref_bits(3e38f), "the scale does not become infinite");
-    s.scale = ref_float(0x7effffff), kopt_scaler_update(&s, 0); /* half of the largest float */
-    good = ref_bits(s.scale) == 0x7f7fffff;
-    s.scale = ref_float(0x71800000), s.growth = 268435448; /* 2^100, 2^28 - 8: what becomes 2^128 */
+    ok(s.scale == 3e38, "the scale does not become infinite");
+    s.scale = largest / 2, kopt_scaler_update(&s, 0);
+    good = s.scale == largest;
+    s.scale = 0x1p100, s.growth = 268435448; /* 2^28 - 8: what becomes 2^128 */
     kopt_scaler_update(&s, 0);
-    good &= ref_bits(s.scale) == 0x71800000;
+    good &= s.scale == 0x1p100;
     s.growth = 268435448 - ldexp(1, -25), kopt_scaler_update(&s, 0); /* what becomes the largest float */
-    ok(good && ref_bits(s.scale) == 0x7f7fffff, "... but the largest float");
-    for (k = 0, good = 1; k < 6; ++k) {
-        s = kopt_grad_scaler();
-        s.scale = ref_float(wrong[k]);
+    ok(good && s.scale == largest, "... but the largest float");
+    s = kopt_scaler_of(), s.scale = 0.1, s.interval = 2; /* no float */
+    good = kopt_scaler_update(&s, 0) == KOPT_OK && s.scale == 0.1;
+    good &= kopt_scaler_update(&s, 0) == KOPT_OK && s.scale == (double)(float)0.2;
+    s.minimum = 0.15;
+    good &= kopt_scaler_update(&s, 1) == KOPT_OK && s.scale == 0.15;
+    ok(good, "a scale or a minimum that is no float is taken as it is; each change is rounded to a float");
+    for (k = 0, good = 1; k < sizeof wrong / sizeof *wrong; ++k) {
+        s = kopt_scaler_of();
+        s.scale = wrong[k];
         was = s;
         good &= kopt_scaler_update(&s, 1) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s);
     }
-    s = kopt_grad_scaler(), s.bad = 0x7fffffff, s.hysteresis = 0xffffffff;
-    bad = kopt_scaler_update(&s, 1) != KOPT_OK || s.bad != 0x80000000 || ref_bits(s.scale) != 0x47800000;
+    ok(good, "a scale that is no normal number of fp32 is refused");
+    s = kopt_scaler_of(), s.bad = 0x7fffffff, s.hysteresis = 0xffffffff;
+    bad = kopt_scaler_update(&s, 1) != KOPT_OK || s.bad != 0x80000000 || s.scale != 65536;
     s.bad = 0xfffffffe;
     for (k = 0; k < 2; ++k) bad += kopt_scaler_update(&s, 1) != KOPT_OK || s.bad != 0xffffffff;
-    ok(!bad && ref_bits(s.scale) == 0x46800000, "overflows in a row are counted to 2^32 - 1");
-#define WRONG(field, value)                              \
-    (s = kopt_grad_scaler(), s.field = (value), was = s, \
-     good &= kopt_scaler_update(&s, 0) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s))
-    WRONG(growth, 1), WRONG(growth, HUGE_VAL), WRONG(backoff, 1), WRONG(backoff, 0), WRONG(interval, 0);
-    WRONG(hysteresis, 0), WRONG(minimum, ref_float(0x7f800000)), WRONG(minimum, -1);
+    ok(!bad && s.scale == 16384, "overflows in a row are counted to 2^32 - 1");
+#define WRONG(code, field, value)                      \
+    (s = kopt_scaler_of(), s.field = (value), was = s, \
+     good &= kopt_scaler_update(&s, 0) == KOPT_ERROR_##code && !memcmp(&s, &was, sizeof s))
+    good = 1;
+    WRONG(RANGE, growth, 1), WRONG(RANGE, growth, HUGE_VAL), WRONG(RANGE, growth, nan), WRONG(RANGE, growth, 1.1e30);
+    WRONG(RANGE, backoff, 1), WRONG(RANGE, backoff, 0), WRONG(RANGE, backoff, nan), WRONG(RANGE, backoff, 0.9e-30);
+    WRONG(RANGE, interval, 0), WRONG(RANGE, hysteresis, 0), WRONG(RANGE, minimum, infinity), WRONG(RANGE, minimum, -1);
+    WRONG(RANGE, minimum, nan), WRONG(RANGE, minimum, 3.1e38), WRONG(RANGE, minimum, -0x1p-1074);
     good &= kopt_scaler_update(NULL, 0) == KOPT_ERROR_NULL;
-    ok(good, "a scaler with a field out of range is refused and does not change");
-    s = kopt_grad_scaler(), s.backoff = 1e-30;
+    s = was = zeros;
+    good &= kopt_scaler_update(&s, 0) == KOPT_ERROR_RANGE && !memcmp(&s, &was, sizeof s);
+    ok(good, "a scaler with a field out of range, or of zeros, is refused and does not change");
+    for (k = 0, good = 1; k < 64; ++k) WRONG(OPTION, reserved_, UINT64_C(1) << k);
+    ok(good, "... or with its reserved field set");
+#undef WRONG
+    s = kopt_scaler_of(), s.backoff = 1e-30;
     ok(kopt_scaler_update(&s, 0) == KOPT_OK, "a backoff of 1e-30 is taken");
-    s = kopt_grad_scaler(), s.minimum = -0.0f;
-    ok(kopt_scaler_update(&s, 1) == KOPT_OK && ref_bits(s.scale) == 0x47000000, "a minimum of -0 is none");
+    s = kopt_scaler_of(), s.minimum = -0.0;
+    ok(kopt_scaler_update(&s, 1) == KOPT_OK && s.scale == 32768, "a minimum of -0 is none");
+    s = kopt_scaler_of(), s.minimum = 3e38;
+    ok(kopt_scaler_update(&s, 1) == KOPT_OK && s.scale == 3e38, "a minimum of 3e38 is one");
 }
 
 /* A model of two fp16 tensors whose gradients a closure writes, 3 * scale * 2^-20 and the like. */
@@ -571,24 +633,22 @@ static void model_build(model *m) {
     int i;
     memset(m, 0, sizeof *m);
     m->opt = kopt_adamw(1e-2);
-    m->opt.weight_format = KOPT_FP16;
     m->opt.zero_grad = 1;
     m->opt.seed = 5;
-    m->t[0] = kopt_tensor_of(m->weight, m->grad, KOPT_FP16, A, m->state[0], sizeof m->state[0]);
-    m->t[1] = kopt_tensor_of(m->weight + A, m->grad + A, KOPT_FP16, B, m->state[1], sizeof m->state[1]);
+    m->t[0] = KOPT_TENSOR(KOPT_FP16, m->weight, m->grad, A, m->state[0], sizeof m->state[0]);
+    m->t[1] = KOPT_TENSOR(KOPT_FP16, m->weight + A, m->grad + A, B, m->state[1], sizeof m->state[1]);
     m->t[1].id = 1;
     for (i = 0; i < A + B; ++i) m->weight[i] = (uint16_t)(0x3800 + 7 * i);
-    kopt_state_init(&m->opt, &m->t[0], NULL);
-    kopt_state_init(&m->opt, &m->t[1], NULL);
+    kopt_state_init(&m->opt, m->t, 2, NULL);
 }
 
-static void model_evaluate(void *user, float scale) {
+static void model_evaluate(void *user, double scale) {
     model *m = (model *)user;
     int i;
     ++m->calls;
     for (i = 0; i < A + B; ++i)
-        m->grad[i] = (uint16_t)ref_narrow(KOPT_FP16, ref_bits((float)((i % 7 - 3) * 0x1p-20 * (double)scale)));
-    if (scale > (float)m->overflow_above) m->grad[A + 2] = 0x7c00;
+        m->grad[i] = (uint16_t)ref_narrow(KOPT_FP16, ref_bits((float)((i % 7 - 3) * 0x1p-20 * scale)));
+    if (scale > m->overflow_above) m->grad[A + 2] = 0x7c00;
 }
 
 static void model_reduce(void *user, kopt_norm *norm) /* another rank says: infinite */
@@ -600,9 +660,9 @@ static void model_reduce(void *user, kopt_norm *norm) /* another rank says: infi
 
 static void check_scaler_step(void) {
     static model m, was, plain;
-    kopt_scaler s = kopt_grad_scaler(), before;
+    kopt_scaler s = kopt_scaler_of(), before;
     kopt_closure closure = {model_evaluate, NULL, NULL};
-    kopt_norm norm = {{0}, 0};
+    kopt_norm norm = {0};
     int k, skipped = -1, skips = 0, bad = 0, bad_norm = 0;
     closure.user = &m;
 
@@ -611,7 +671,7 @@ static void check_scaler_step(void) {
     m.overflow_above = 8192;
     s.interval = 4;
     for (k = 0; k < 20; ++k) {
-        float scale = s.scale;
+        const double scale = s.scale;
         was = m;
         bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 0, &closure, &skipped) != KOPT_OK;
         if (scale > 8192) {
@@ -619,13 +679,13 @@ static void check_scaler_step(void) {
             bad += skipped != 1 || memcmp(m.weight, was.weight, sizeof m.weight);
             bad += memcmp(m.state, was.state, sizeof m.state) != 0;
             bad += memcmp(&m.opt, &was.opt, sizeof m.opt) || m.grad[0] == 0;
-            bad += ref_bits(s.scale) != ref_bits(scale) - 0x00800000;
+            bad += s.scale != scale / 2;
         } else {
             plain = was;
             plain.t[0].weight = plain.weight, plain.t[0].grad = plain.grad, plain.t[0].state = plain.state[0];
             plain.t[1].weight = plain.weight + A, plain.t[1].grad = plain.grad + A, plain.t[1].state = plain.state[1];
             model_evaluate(&plain, scale);
-            plain.opt.grad_scale = 1 / (double)scale;
+            plain.opt.grad_scale = 1 / scale;
             ref_step_tensor(&plain.opt, &plain.t[0]);
             ref_step_tensor(&plain.opt, &plain.t[1]);
             bad += skipped != 0 || memcmp(m.weight, plain.weight, sizeof m.weight);
@@ -638,18 +698,18 @@ static void check_scaler_step(void) {
 
     /* Clipping inside: the same as by hand. */
     model_build(&m);
-    m.opt.rule = KOPT_SGD, m.opt.momentum = 0.9, m.overflow_above = 1 << 20;
-    kopt_state_init(&m.opt, &m.t[0], NULL), kopt_state_init(&m.opt, &m.t[1], NULL);
+    m.opt.rule = KOPT_RULE_SGD, m.opt.momentum = 0.9, m.overflow_above = 1 << 20;
+    kopt_state_init(&m.opt, m.t, 2, NULL);
     plain = m;
     plain.t[0].weight = plain.weight, plain.t[0].grad = plain.grad, plain.t[0].state = plain.state[0];
     plain.t[1].weight = plain.weight + A, plain.t[1].grad = plain.grad + A, plain.t[1].state = plain.state[1];
     model_evaluate(&plain, 65536);
     kopt_norm_add_grads(&norm, plain.t, 2);
     plain.opt.grad_scale = 1 / 65536.0;
-    plain.opt.clip = kopt_clip_coefficient(&norm, 1e-6, plain.opt.grad_scale);
+    plain.opt.clip = kopt_norm_clip(&norm, 1e-6, plain.opt.grad_scale);
     bad_norm = !(plain.opt.clip < 0.5);
     kopt_optimizer_step(&plain.opt, plain.t, 2);
-    s = kopt_grad_scaler();
+    s = kopt_scaler_of();
     bad_norm += kopt_scaler_step(&s, &m.opt, m.t, 2, 1e-6, &closure, &skipped) != KOPT_OK || skipped;
     bad_norm += memcmp(m.weight, plain.weight, sizeof m.weight) || memcmp(m.state, plain.state, sizeof m.state);
     ok(!bad_norm, "a scaled and clipped step is the same as by hand");
@@ -661,9 +721,9 @@ static void check_scaler_step(void) {
     model_build(&m);
     m.overflow_above = 1 << 20, m.reduced = 1;
     closure.reduce = model_reduce;
-    was = m, s = kopt_grad_scaler();
+    was = m, s = kopt_scaler_of();
     bad = kopt_scaler_step(&s, &m.opt, m.t, 2, 1, &closure, &skipped) != KOPT_OK || !skipped || m.calls != 2;
-    bad += memcmp(m.weight, was.weight, sizeof m.weight) || m.opt.step || ref_bits(s.scale) != 0x47000000;
+    bad += memcmp(m.weight, was.weight, sizeof m.weight) || m.opt.step || s.scale != 32768;
     model_evaluate(&m, s.scale);
     bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 1, NULL, NULL) != KOPT_OK || m.opt.step != 1;
     ok(!bad, "what another rank found is heeded; closure and skipped may be NULL");
@@ -672,7 +732,7 @@ static void check_scaler_step(void) {
     model_build(&m);
     m.overflow_above = 1 << 20;
     closure.reduce = NULL;
-    s = before = kopt_grad_scaler();
+    s = before = kopt_scaler_of();
     was = m;
     bad = kopt_scaler_step(NULL, &m.opt, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_NULL;
     bad += kopt_scaler_step(&s, NULL, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_NULL;
@@ -688,20 +748,20 @@ static void check_scaler_step(void) {
    opt.clip holds is not read, and stays, as does opt.grad_scale. */
 static void check_scaler_clip(void) {
     static const double max_norm[] = {0, 1, 0.1, 2.4, 2.6, 1000}, grad_scale[] = {0.5, -0.5, 3};
-    static const float scales[] = {8, 3, 1024};
+    static const double scales[] = {8, 3, 1024, 0.1};
     int k, g, c, i, bad = 0;
-    for (k = 0; k < 3; ++k)
+    for (k = 0; k < 4; ++k)
         for (g = 0; g < 3; ++g)
             for (c = 0; c < 6; ++c) {
                 const float grad[2] = {24, -32};
                 float weights[2] = {1, -1}, want[2] = {1, -1}, gradients[2] = {24, -32};
                 kopt_optimizer opt = kopt_sgd(0.7, 0), explicit_opt;
-                kopt_tensor t = kopt_tensor_of(weights, gradients, KOPT_F32, 2, NULL, 0), reference;
-                kopt_scaler s = kopt_grad_scaler();
-                volatile double unscale = grad_scale[g] / (double)scales[k], norm = 40 * fabs(unscale);
+                kopt_tensor t = kopt_tensor_of(weights, KOPT_F32, gradients, KOPT_F32, 2, NULL, 0), reference;
+                kopt_scaler s = kopt_scaler_of();
+                volatile double unscale = grad_scale[g] / scales[k], norm = 40 * fabs(unscale);
                 volatile double sum = norm + 1e-6, quotient = max_norm[c] / sum;
                 int skipped = 1;
-                opt.weight_format = KOPT_F32, opt.grad_scale = grad_scale[g], opt.clip = 123;
+                opt.grad_scale = grad_scale[g], opt.clip = 123;
                 s.scale = scales[k];
                 explicit_opt = opt, explicit_opt.grad_scale = unscale;
                 explicit_opt.clip = max_norm[c] > 0 && quotient < 1 ? quotient : 1;
@@ -722,7 +782,6 @@ typedef struct groups {
     float weight[3], grad[3]; /* one weight in group 0, two in group 1 */
     kopt_optimizer opt[2];
     kopt_tensor t[2];
-    kopt_optimizer *list[2];
 } groups;
 
 static void groups_build(groups *g) {
@@ -730,22 +789,20 @@ static void groups_build(groups *g) {
     memset(g, 0, sizeof *g);
     for (i = 0; i < 2; ++i) {
         g->opt[i] = kopt_sgd(i ? 0.5 : 1, 0);
-        g->opt[i].weight_format = KOPT_F32;
-        g->t[i] = kopt_tensor_of(&g->weight[i], &g->grad[i], KOPT_F32, (size_t)i + 1, NULL, 0);
+        g->t[i] = kopt_tensor_of(&g->weight[i], KOPT_F32, &g->grad[i], KOPT_F32, (size_t)i + 1, NULL, 0);
         g->t[i].id = (uint32_t)i;
-        g->list[i] = &g->opt[i];
     }
 }
 
 static kopt_result groups_step(groups *g, kopt_scaler *s, double max_norm, int *skipped) {
-    kopt_norm norm = {{0}, 0};
+    kopt_norm norm = {0};
     kopt_step steps[2];
     kopt_result result;
     int i;
-    for (i = 0; i < 2; ++i) kopt_norm_add_grads(&norm, &g->t[i], 1);
-    result = kopt_scaler_begin_all(s, g->list, 2, &norm, max_norm, steps, skipped);
+    kopt_norm_add_grads(&norm, g->t, 2);
+    result = kopt_scaler_begin(s, steps, g->opt, 2, &norm, max_norm, skipped);
     for (i = 0; i < 2 && result == KOPT_OK; ++i) {
-        const kopt_result run = kopt_step_run(&steps[i], &g->t[i]);
+        const kopt_result run = kopt_step_run(&steps[i], &g->t[i], 1);
         result = run == (*skipped ? KOPT_ERROR_STEP : KOPT_OK) ? KOPT_OK : KOPT_ERROR_DEVICE;
     }
     return result;
@@ -753,12 +810,11 @@ static kopt_result groups_step(groups *g, kopt_scaler *s, double max_norm, int *
 
 static void check_scaler_groups(void) {
     static groups g, was;
-    kopt_scaler s = kopt_grad_scaler(), before;
-    kopt_norm norm = {{0}, 0};
+    kopt_scaler s = kopt_scaler_of(), before;
+    kopt_norm norm = {0};
     kopt_step steps[2], same[2];
     kopt_closure closure = {model_evaluate, NULL, NULL};
     torch_scaler torch = {1024, 0, 0};
-    kopt_optimizer *twice[2];
     static model m[2];
     uint32_t made = 0;
     double want[3] = {0, 0, 0};
@@ -767,9 +823,9 @@ static void check_scaler_groups(void) {
     groups_build(&g);
     s.scale = 1024, s.interval = 3;
     for (k = 0; k < 30; ++k) {
-        const float scale = s.scale;
+        const double scale = s.scale;
         const int overflow = k % 7 == 2;
-        for (i = 0; i < 3; ++i) g.grad[i] = scale * (float)(i + 1);
+        for (i = 0; i < 3; ++i) g.grad[i] = (float)(scale * (i + 1));
         if (overflow) g.grad[k % 3] = HUGE_VALF; /* in one group or in the other */
         bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK || skipped != overflow;
         for (i = 0; i < 3 && !overflow; ++i) want[i] -= (i ? 0.5 : 1) * (i + 1);
@@ -777,14 +833,14 @@ static void check_scaler_groups(void) {
         made += !overflow, overflows += overflow;
         torch_update(&torch, overflow, 2, 0.5, 3, 1);
         grown += s.scale > scale;
-        bad += ref_bits(s.scale) != ref_bits((float)torch.scale) || g.opt[0].step != made || g.opt[1].step != made;
+        bad += s.scale != (double)torch.scale || g.opt[0].step != made || g.opt[1].step != made;
     }
     ok(!bad && overflows == 4 && grown > 3, "two groups move by their gradients when the scale grows or falls: %d",
        bad);
 
     /* The norm of all: gradients 24, and -32 and 0, times the scale; clipped to 10 of 40. */
     groups_build(&g);
-    s = kopt_grad_scaler(), s.scale = 8;
+    s = kopt_scaler_of(), s.scale = 8;
     g.grad[0] = 8 * 24, g.grad[1] = 8 * -32;
     bad = groups_step(&g, &s, 10, &skipped) != KOPT_OK || skipped;
     bad += fabs((double)g.weight[0] + 6) > 1e-5 || fabs((double)g.weight[1] - 4) > 1e-5 || g.weight[2] != 0;
@@ -793,7 +849,7 @@ static void check_scaler_groups(void) {
     /* One call per group: refused, and nothing has changed. At the latest in the first iteration without a skip. */
     for (k = 0; k < 2; ++k) {
         groups_build(&g);
-        s = kopt_grad_scaler(), s.interval = 1;
+        s = kopt_scaler_of(), s.interval = 1;
         for (i = 0; i < 3; ++i) g.grad[i] = 65536;
         bad = 0;
         if (k) { /* both overflow first */
@@ -806,7 +862,7 @@ static void check_scaler_groups(void) {
         was = g, before = s;
         kopt_norm_add_grads(&norm, &g.t[1], 1);
         bad += kopt_scaler_step(&s, &g.opt[1], &g.t[1], 1, 0, NULL, &skipped) != KOPT_ERROR_MISMATCH;
-        bad += kopt_scaler_begin(&s, &g.opt[1], &norm, 0, steps, &skipped) != KOPT_ERROR_MISMATCH;
+        bad += kopt_scaler_begin(&s, steps, &g.opt[1], 1, &norm, 0, &skipped) != KOPT_ERROR_MISMATCH;
         bad += memcmp(&g, &was, sizeof g) || memcmp(&s, &before, sizeof s);
         bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK; /* one of the two has made all steps: all together */
         ok(!bad, "a scaler of one group is refused with the other%s", k ? ", after overflows of both" : "");
@@ -814,14 +870,14 @@ static void check_scaler_groups(void) {
     /* A group that began later, before or after the older one. */
     for (k = 0; k < 2; ++k) {
         groups_build(&g);
-        s = kopt_grad_scaler(), g.opt[0].step = 1000;
+        s = kopt_scaler_of(), g.opt[0].step = 1000;
         bad = 0;
         for (i = 0; i < 3; ++i)
             bad += kopt_scaler_step(&s, &g.opt[(k + i) & 1], &g.t[(k + i) & 1], 1, 0, NULL, NULL) != KOPT_OK;
         ok(bad > 0, "... also if the groups have not made equally many steps");
     }
     groups_build(&g);
-    s = kopt_grad_scaler(), g.opt[0].step = 1000;
+    s = kopt_scaler_of(), g.opt[0].step = 1000;
     bad = kopt_scaler_step(&s, &g.opt[0], &g.t[0], 1, 0, NULL, NULL) != KOPT_OK;
     for (k = 0; k < 3; ++k) bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK;
     bad += g.opt[0].step != 1004 || g.opt[1].step != 3;
@@ -830,18 +886,18 @@ static void check_scaler_groups(void) {
 
     /* Back to an older checkpoint: with the scaler of that time, or with a new one. */
     groups_build(&g);
-    s = kopt_grad_scaler();
+    s = kopt_scaler_of();
     for (k = bad = 0; k < 5; ++k) bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK;
     was = g, before = s;
     for (k = 0; k < 5; ++k) bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK;
     g.opt[0].step = g.opt[1].step = 5;
     bad += groups_step(&g, &s, 0, &skipped) != KOPT_ERROR_MISMATCH;
     for (k = 0; k < 2; ++k) {
-        s = k ? kopt_grad_scaler() : before;
+        s = k ? kopt_scaler_of() : before;
         bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK;
         g.opt[0].step = g.opt[1].step = 5;
     }
-    s = kopt_grad_scaler(); /* resumed: a new scaler with the fields of the old one, and large counts */
+    s = kopt_scaler_of(); /* resumed: a new scaler with the fields of the old one, and large counts */
     g.opt[0].step = g.opt[1].step = UINT32_MAX - 1;
     bad += groups_step(&g, &s, 0, &skipped) != KOPT_OK || groups_step(&g, &s, 0, &skipped) != KOPT_ERROR_STEP;
     ok(!bad, "a scaler goes back with its optimizers, or begins again");
@@ -849,7 +905,7 @@ static void check_scaler_groups(void) {
     /* Each call makes its own gradients: no wrong scale is possible, and two models may take turns. */
     model_build(&m[0]), model_build(&m[1]);
     m[0].overflow_above = m[1].overflow_above = 1 << 20;
-    s = kopt_grad_scaler(), s.interval = 1;
+    s = kopt_scaler_of(), s.interval = 1;
     for (k = bad = 0; k < 6; ++k) {
         closure.user = &m[k & 1];
         bad +=
@@ -862,25 +918,34 @@ static void check_scaler_groups(void) {
 
     /* All or nothing. */
     groups_build(&g);
-    s = kopt_grad_scaler();
+    s = kopt_scaler_of();
     memset(steps, 0x55, sizeof steps), memcpy(same, steps, sizeof same);
-    before = s, twice[0] = twice[1] = &g.opt[0], skipped = 7;
+    before = s, skipped = 7;
     for (k = bad = 0; k < 2; ++k) {
         norm.nonfinite = (uint64_t)k;
+#define BEGIN(scaler, steps, opts, count, norm, max_norm) \
+    kopt_scaler_begin(scaler, steps, opts, count, norm, max_norm, &skipped)
         g.opt[1].lr = -1;
-        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_RANGE;
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_RANGE;
         g.opt[1].lr = 1, g.opt[1].step = UINT32_MAX;
-        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_STEP;
-        g.opt[1].step = 0, g.list[1] = NULL;
-        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_NULL;
-        g.list[1] = &g.opt[1];
-        bad += kopt_scaler_begin_all(&s, twice, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_OVERLAP;
-        bad += kopt_scaler_begin_all(&s, g.list, 0, &norm, 0, steps, &skipped) != KOPT_ERROR_RANGE;
-        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, -1, steps, &skipped) != KOPT_ERROR_RANGE;
-        bad += kopt_scaler_begin_all(NULL, g.list, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_NULL;
-        bad += kopt_scaler_begin_all(&s, NULL, 2, &norm, 0, steps, &skipped) != KOPT_ERROR_NULL;
-        bad += kopt_scaler_begin_all(&s, g.list, 2, NULL, 0, steps, &skipped) != KOPT_ERROR_NULL;
-        bad += kopt_scaler_begin_all(&s, g.list, 2, &norm, 0, NULL, &skipped) != KOPT_ERROR_NULL;
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_STEP;
+        g.opt[1].step = 0, g.opt[1].made_ ^= 1;
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_UNINITIALIZED;
+        g.opt[1].made_ ^= 1, g.opt[1].reserved_[3] = 1;
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_OPTION;
+        g.opt[1].reserved_[3] = 0, s.reserved_ = 1;
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_OPTION;
+        s.reserved_ = 0, s.scale = 1e-30, g.opt[1].grad_scale = 1e30; /* 1e60 */
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_RANGE;
+        s.scale = before.scale, g.opt[1].grad_scale = 1;
+        bad += BEGIN(&s, steps, g.opt, 0, &norm, 0) != KOPT_ERROR_RANGE;
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, -1) != KOPT_ERROR_RANGE;
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, HUGE_VAL) != KOPT_ERROR_RANGE;
+        bad += BEGIN(NULL, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_NULL;
+        bad += BEGIN(&s, steps, NULL, 2, &norm, 0) != KOPT_ERROR_NULL;
+        bad += BEGIN(&s, steps, g.opt, 2, NULL, 0) != KOPT_ERROR_NULL;
+        bad += BEGIN(&s, NULL, g.opt, 2, &norm, 0) != KOPT_ERROR_NULL;
+#undef BEGIN
     }
     bad += g.opt[0].step || g.opt[1].step || skipped != 7;
     bad += memcmp(steps, same, sizeof steps) || memcmp(&s, &before, sizeof s);
@@ -901,8 +966,8 @@ static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const
     ref_layout l;
     size_t i;
     memset(&o, 0, sizeof o);
-    o.weight_format = a->format, o.rounding = a->rounding, o.compensation_rounding = a->compensation_rounding;
-    l = ref_layout_of(&o, SUM_N);
+    o.rounding = a->rounding, o.residual_rounding = a->residual_rounding;
+    l = ref_layout_of(&o, a->format, SUM_N);
     for (i = 0; i < SUM_N; ++i) {
         ref_element e;
         uint32_t r = ref_number(ref_random(a->seed, a->step + 1, a->id, 2, a->first_index + i), 0), carried;
@@ -913,8 +978,8 @@ static void reference_accumulate(sum_memory *m, const kopt_accumulator *a, const
             if (l.residual_width) e.residual = ref_get(m->residual, l.residual_width, i);
         }
         carried = o.rounding == KOPT_COMPACT ? (e.residual ^ 128) - 128 : (e.residual ^ 0x8000) - 0x8000;
-        w = ref_weight(&o, e.weight, carried);
-        ref_store_weight(&o, &e, w, -delta, r);
+        w = ref_weight(&o, a->format, e.weight, carried);
+        ref_store_weight(&o, a->format, &e, w, -delta, r);
         ref_set(m->sum, ref_width(a->format), i, e.weight);
         if (l.residual_width) ref_set(m->residual, l.residual_width, i, e.residual);
     }
@@ -929,7 +994,7 @@ static void check_accumulate_bits(void) {
             for (rounding = 0; rounding < ROUNDINGS; ++rounding)
                 for (noisy = quick && rounding != KOPT_KAHAN; noisy < 2; ++noisy) {
                     kopt_accumulator a = kopt_accumulator_of(got.sum + 1, (kopt_format)f, got.residual + 1, SUM_N), b;
-                    a.rounding = (kopt_rounding)rounding, a.compensation_rounding = (kopt_rounding)noisy;
+                    a.rounding = (kopt_rounding)rounding, a.residual_rounding = (kopt_rounding)noisy;
                     a.seed = UINT64_C(0x1234567890abcdef), a.id = 77, a.first_index = 1000003;
                     b = a;
                     memset(&got, 0xff, sizeof got), want = got, sliced = got; /* old NaNs must not be read */
@@ -945,7 +1010,7 @@ static void check_accumulate_bits(void) {
                         reference_accumulate(&aligned, &a, data, (kopt_format)g, scale);
                         memcpy(want.sum + 1, aligned.sum, 4 * SUM_N);
                         memcpy(want.residual + 1, aligned.residual, 2 * SUM_N);
-                        bad += kopt_accumulate(&a, data, (kopt_format)g, (double)scale) != KOPT_OK;
+                        bad += kopt_accumulator_add(&a, data, (kopt_format)g, (double)scale) != KOPT_OK;
                         for (at = 0; at < SUM_N; at += step) { /* slices, each with a struct of its own */
                             kopt_accumulator c = b;
                             step = 1 + dice() % 400;
@@ -953,7 +1018,7 @@ static void check_accumulate_bits(void) {
                             c.sum = sliced.sum + 1 + at * ref_width(a.format);
                             c.residual = sliced.residual + 1 + at * (rounding == KOPT_COMPACT ? 1 : 2);
                             c.first_index += at, c.n = step;
-                            kopt_accumulate(&c, data + at * width, (kopt_format)g, (double)scale);
+                            kopt_accumulator_add(&c, data + at * width, (kopt_format)g, (double)scale);
                         }
                         ++b.count, ++b.step;
                         if (f == 0 || rounding < 2) memcpy(want.residual, got.residual, sizeof got.residual);
@@ -963,7 +1028,7 @@ static void check_accumulate_bits(void) {
                     }
                     bad += a.count != 4 || a.step != 12;
                 }
-        kopt_isa_force(KOPT_ISA_COUNT);
+        kopt_isa_force(KOPT_ISA_AUTO);
         ok(!bad, "sums in %s: five roundings, gradients of all formats, all values, every ISA", format_name[f]);
         ok(!bad_slices, "sums in %s: the same for any slicing", format_name[f]);
     }
@@ -989,7 +1054,7 @@ static void check_accumulate_quality(void) {
                     ref_set(grad, 2, (size_t)i, word);
                     exact_sum[i] += exact((kopt_format)f, word);
                 }
-                kopt_accumulate(&a, grad, (kopt_format)f, 1);
+                kopt_accumulator_add(&a, grad, (kopt_format)f, 1);
             }
             kopt_accumulator_read(&a, out);
             for (i = 0; i < M; ++i) {
@@ -1023,10 +1088,10 @@ static void check_accumulate_step(void) {
     for (k = 0; k < 8; ++k) {
         fill(data, KOPT_BF16, SUM_N, 0);
         for (i = 0; i < SUM_N; ++i) total[i] += ref_float(ref_widen(KOPT_BF16, ref_get(data, 2, (size_t)i)));
-        bad += kopt_accumulate(&a, data, KOPT_BF16, 1) != KOPT_OK;
+        bad += kopt_accumulator_add(&a, data, KOPT_BF16, 1) != KOPT_OK;
     }
     opt.grad_scale = 1.0 / a.count;
-    t = kopt_tensor_of(weights[0], a.sum, a.format, a.n, NULL, 0);
+    t = kopt_tensor_of(weights[0], KOPT_BF16, a.sum, a.format, a.n, NULL, 0);
     bad += kopt_optimizer_step(&opt, &t, 1) != KOPT_OK;
     for (i = 0; i < SUM_N; ++i)
         bad += fabs((double)ref_float((uint32_t)weights[0][i] << 16) + 0.5 * (double)total[i] / 8) >
@@ -1039,28 +1104,34 @@ static void check_accumulate_refusals(void) {
     kopt_accumulator a = kopt_accumulator_of(m.sum, KOPT_BF16, m.residual, 8), was;
     float grad[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8] = {9};
     int good = a.rounding == KOPT_KAHAN && kopt_accumulator_of(m.sum, KOPT_BF16, NULL, 8).rounding == KOPT_STOCHASTIC;
-    kopt_accumulate(&a, grad, KOPT_F32, 1);
+    kopt_accumulator_add(&a, grad, KOPT_F32, 1);
     before = m, was = a;
 #define REFUSE(result, change, call)                                                    \
     (a = was, change, good &= (call) == (result) && a.count == 1 && a.step == was.step, \
      good &= !memcmp(&m, &before, sizeof m))
-    REFUSE(KOPT_ERROR_NULL, a.sum = NULL, kopt_accumulate(&a, grad, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_NULL, a.residual = NULL, kopt_accumulate(&a, grad, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulate(&a, NULL, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulate(NULL, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, a.sum = NULL, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, a.residual = NULL, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulator_add(&a, NULL, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulator_add(NULL, grad, KOPT_F32, 1));
     REFUSE(KOPT_ERROR_NULL, (void)0, kopt_accumulator_read(&a, NULL));
-    REFUSE(KOPT_ERROR_OPTION, a.format = (kopt_format)3, kopt_accumulate(&a, grad, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_OPTION, a.rounding = (kopt_rounding)5, kopt_accumulate(&a, grad, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_OPTION, a.compensation_rounding = KOPT_KAHAN, kopt_accumulate(&a, grad, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_accumulate(&a, grad, (kopt_format)7, 1));
-    REFUSE(KOPT_ERROR_RANGE, (void)0, kopt_accumulate(&a, grad, KOPT_F32, HUGE_VAL));
-    REFUSE(KOPT_ERROR_BOUNDS, a.n = SIZE_MAX / 4, kopt_accumulate(&a, grad, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_BOUNDS, a.first_index = UINT64_MAX, kopt_accumulate(&a, grad, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_OVERLAP, a.residual = m.sum + 2, kopt_accumulate(&a, grad, KOPT_F32, 1));
-    REFUSE(KOPT_ERROR_OVERLAP, (void)0, kopt_accumulate(&a, m.sum, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.format = (kopt_format)3, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.rounding = (kopt_rounding)5, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.residual_rounding = KOPT_KAHAN, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, (void)0, kopt_accumulator_add(&a, grad, (kopt_format)7, 1));
+    REFUSE(KOPT_ERROR_RANGE, (void)0, kopt_accumulator_add(&a, grad, KOPT_F32, HUGE_VAL));
+    REFUSE(KOPT_ERROR_OPTION, a.reserved_n_ = 1, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.reserved_n_ = SIZE_MAX - SIZE_MAX / 2, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.reserved32_ = 1, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OPTION, a.reserved32_ = UINT32_C(1) << 31, kopt_accumulator_read(&a, out));
+    REFUSE(KOPT_ERROR_OPTION, a.reserved_n_ = 256, kopt_accumulator_read(&a, out));
+    REFUSE(KOPT_ERROR_UNINITIALIZED, a.made_ = 0, kopt_accumulator_read(&a, out));
+    REFUSE(KOPT_ERROR_BOUNDS, a.n = SIZE_MAX / 4, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_BOUNDS, a.first_index = UINT64_MAX, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OVERLAP, a.residual = m.sum + 2, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_OVERLAP, (void)0, kopt_accumulator_add(&a, m.sum, KOPT_F32, 1));
     REFUSE(KOPT_ERROR_OVERLAP, (void)0, kopt_accumulator_read(&a, (float *)(void *)m.sum));
     a = was, a.step = UINT32_MAX, was = a;
-    REFUSE(KOPT_ERROR_STEP, (void)0, kopt_accumulate(&a, grad, KOPT_F32, 1));
+    REFUSE(KOPT_ERROR_STEP, (void)0, kopt_accumulator_add(&a, grad, KOPT_F32, 1));
     a = was;
     good &= kopt_accumulator_read(&a, out) == KOPT_OK && !memcmp(out, grad, sizeof grad);
     a.count = 0;

@@ -82,7 +82,7 @@ static void check_tables(const char *name) {
     int f, format, wrong = 0;
     for (f = 0; f < FUNCTIONS; ++f)
         for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
-            int good = kopt_map((kopt_function)f, outputs, inputs, (kopt_format)format, ALL) == KOPT_OK;
+            int good = kopt_map(outputs, inputs, (kopt_format)format, ALL, (kopt_function)f) == KOPT_OK;
             if (!good || hash16(outputs) != golden[f][format - 1]) {
                 note("%s in %s is wrong; tests/bits/vmath.py test PROGRAM tells where", function_name[f],
                      format == KOPT_BF16 ? "bf16" : "fp16");
@@ -95,17 +95,17 @@ static void check_tables(const char *name) {
 /* dy times the slope, by C's float arithmetic: such a product is exact. */
 static void check_backward(const char *name) {
     static const int slope_of[] = {
-        KOPT_EXP,    -1, KOPT_TANH_SLOPE, KOPT_SIGMOID_SLOPE, KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE,
-        KOPT_SIGMOID};
+        KOPT_FN_EXP,    -1, KOPT_TANH_SLOPE, KOPT_SIGMOID_SLOPE, KOPT_SILU_SLOPE, KOPT_GELU_SLOPE, KOPT_GELU_TANH_SLOPE,
+        KOPT_FN_SIGMOID};
     int f, format, i, wrong = 0;
     uint64_t hash = 0;
     for (i = 0; i < ALL; ++i) factors[i] = (uint16_t)((unsigned)i * 40503u);
-    for (f = 0; f <= KOPT_SOFTPLUS; ++f)
+    for (f = 0; f <= KOPT_FN_SOFTPLUS; ++f)
         for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
-            if (f == KOPT_LOG) continue;
-            wrong += kopt_map((kopt_function)slope_of[f], slopes, inputs, (kopt_format)format, ALL) != KOPT_OK;
+            if (f == KOPT_FN_LOG) continue;
+            wrong += kopt_map(slopes, inputs, (kopt_format)format, ALL, (kopt_function)slope_of[f]) != KOPT_OK;
             wrong +=
-                kopt_map_backward((kopt_function)f, products, factors, inputs, (kopt_format)format, ALL) != KOPT_OK;
+                kopt_map_backward(products, factors, inputs, (kopt_format)format, ALL, (kopt_function)f) != KOPT_OK;
             hash = hash * 31 + hash16(products);
             for (i = 0; REFERENCE && i < ALL; ++i) {
                 uint32_t nan = format == KOPT_BF16 ? 0x7f80 : 0x7c00;
@@ -441,14 +441,14 @@ static void check_edges(void) {
     ok(!wrong, "any n, in place, nothing outside: %d wrong", wrong);
     for (wrong = 0, i = 0; i < 600 + 32; ++i) in16[i] = (uint16_t)(i * 1103);
     for (f = 0; f < FUNCTIONS; ++f) {
-        kopt_map((kopt_function)f, want16, in16, KOPT_BF16, 600);
+        kopt_map(want16, in16, KOPT_BF16, 600, (kopt_function)f);
         for (n = 0; n < 600; n += n < 40 ? 1 : 79) {
             for (i = 0; i < 600 + 32; ++i) out16[i] = 0x1234;
-            kopt_map((kopt_function)f, out16 + n % 3, in16, KOPT_BF16, (size_t)n);
+            kopt_map(out16 + n % 3, in16, KOPT_BF16, (size_t)n, (kopt_function)f);
             for (i = 0; i < 600 + 32; ++i)
                 wrong += out16[i] != (i < n % 3 || i >= n % 3 + n ? 0x1234 : want16[i - n % 3]);
             memcpy(out16, in16, sizeof out16);
-            kopt_map((kopt_function)f, out16, out16, KOPT_BF16, (size_t)n);
+            kopt_map(out16, out16, KOPT_BF16, (size_t)n, (kopt_function)f);
             wrong += memcmp(out16, want16, (size_t)n * 2) != 0;
         }
     }
@@ -464,13 +464,13 @@ static void check_environment(void) {
     int i, wrong = 0;
     kopt_vmath_exp(want[0], x, 4);
     kopt_vmath_atan2(want[1], x, x, 4);
-    kopt_map(KOPT_SILU, slopes, inputs, KOPT_BF16, ALL);
+    kopt_map(slopes, inputs, KOPT_BF16, ALL, KOPT_FN_SILU);
     _mm_setcsr(hostile);
     kopt_vmath_exp(got[0], x, 4);
     after[0] = _mm_getcsr();
     kopt_vmath_atan2(got[1], x, x, 4);
     after[1] = _mm_getcsr();
-    kopt_map(KOPT_SILU, outputs, inputs, KOPT_BF16, ALL);
+    kopt_map(outputs, inputs, KOPT_BF16, ALL, KOPT_FN_SILU);
     after[2] = _mm_getcsr();
     _mm_setcsr(before);
     for (i = 0; i < 3; ++i) wrong += (after[i] | 0x3f) != (hostile | 0x3f);
@@ -497,18 +497,18 @@ static void check_refusals(void) {
            kopt_vmath_sincospi(a, a, b, 8) == KOPT_ERROR_OVERLAP &&
            kopt_vmath_sincospi(a, a, b, 1) == KOPT_ERROR_OVERLAP &&
            kopt_vmath_sincospi(a, a + 7, b, 8) == KOPT_ERROR_OVERLAP &&
-           kopt_map(KOPT_EXP, h + 1, h, KOPT_BF16, 8) == KOPT_ERROR_OVERLAP &&
-           kopt_map_backward(KOPT_EXP, h, h + 8, h + 1, KOPT_BF16, 8) == KOPT_ERROR_OVERLAP,
+           kopt_map(h + 1, h, KOPT_BF16, 8, KOPT_FN_EXP) == KOPT_ERROR_OVERLAP &&
+           kopt_map_backward(h, h + 8, h + 1, KOPT_BF16, 8, KOPT_FN_EXP) == KOPT_ERROR_OVERLAP,
        "partial overlap is refused");
-    ok(kopt_map((kopt_function)13, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION &&
-           kopt_map((kopt_function)-1, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION &&
-           kopt_map(KOPT_EXP, h, h, KOPT_F32, 8) == KOPT_ERROR_OPTION &&
-           kopt_map(KOPT_EXP, h, h, KOPT_Q8, 8) == KOPT_ERROR_OPTION &&
-           kopt_map_backward(KOPT_LOG, h, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION &&
-           kopt_map_backward(KOPT_TANH_SLOPE, h, h, h, KOPT_BF16, 8) == KOPT_ERROR_OPTION,
+    ok(kopt_map(h, h, KOPT_BF16, 8, (kopt_function)13) == KOPT_ERROR_OPTION &&
+           kopt_map(h, h, KOPT_BF16, 8, (kopt_function)-1) == KOPT_ERROR_OPTION &&
+           kopt_map(h, h, KOPT_F32, 8, KOPT_FN_EXP) == KOPT_ERROR_OPTION &&
+           kopt_map(h, h, KOPT_Q8, 8, KOPT_FN_EXP) == KOPT_ERROR_OPTION &&
+           kopt_map_backward(h, h, h, KOPT_BF16, 8, KOPT_FN_LOG) == KOPT_ERROR_OPTION &&
+           kopt_map_backward(h, h, h, KOPT_BF16, 8, KOPT_TANH_SLOPE) == KOPT_ERROR_OPTION,
        "functions and formats that are none");
     ok(kopt_vmath_exp(a, a, huge) == KOPT_ERROR_BOUNDS &&
-           kopt_map(KOPT_EXP, h, h, KOPT_BF16, huge) == KOPT_ERROR_BOUNDS,
+           kopt_map(h, h, KOPT_BF16, huge, KOPT_FN_EXP) == KOPT_ERROR_BOUNDS,
        "n too large");
     for (i = 0; i < 64; ++i) h[i] = 0;
     ok(ref_bits(a[0]) == ref_bits(3.0f) && a[1] == 0, "and nothing was written");
@@ -544,7 +544,7 @@ int main(int count, char **arguments) {
     if (!strcmp(mode, "dump")) { /* 13 * 2 * 65536 uint16_t, this machine's order */
         for (f = 0; f < FUNCTIONS; ++f)
             for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
-                kopt_map((kopt_function)f, outputs, inputs, (kopt_format)format, ALL);
+                kopt_map(outputs, inputs, (kopt_format)format, ALL, (kopt_function)f);
                 fwrite(outputs, sizeof outputs, 1, stdout);
             }
         return 0;

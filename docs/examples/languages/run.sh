@@ -2,8 +2,9 @@
 #
 #     sh docs/examples/languages/run.sh
 #
-# The library, made by python/bindings.py, has kopt_layout_of(), which knows its sizes and offsets. Each program asks it
-# whether its own declarations are right; Go reads the header itself.
+# kopt_optimizer_init() refuses structs of another size. The library, made by python/bindings.py, also has
+# kopt_layout_of(): each program asks it whether fields are where its own declarations have them. Go reads the header
+# itself.
 set -eu
 cd "$(dirname "$0")/../../.."
 out=$PWD/build/examples/languages here=docs/examples/languages

@@ -33,9 +33,10 @@ func main() {
 	}
 	opt := C.kopt_adamw(1e-3)
 	opt.weight_decay = 0.1
-	size := C.kopt_state_size(&opt, n)
-	t := C.kopt_tensor_of(unsafe.Pointer(weight), unsafe.Pointer(grad), C.KOPT_BF16, n, allocate(size), size)
-	check(C.kopt_state_init(&opt, &t, nil))
+	t := C.kopt_tensor_of(unsafe.Pointer(weight), C.KOPT_BF16, unsafe.Pointer(grad), C.KOPT_BF16, n, nil, 0)
+	t.state_size = C.kopt_state_size(&opt, &t)
+	t.state = allocate(t.state_size)
+	check(C.kopt_state_init(&opt, &t, 1, nil))
 	for i := 0; i < 100; i++ {
 		check(C.kopt_optimizer_step(&opt, &t, 1))
 	}

@@ -223,9 +223,9 @@ class Header:
         for name, body in found:
             self.structs.append((name, self.fields(body)))
         for how, result, name, arguments in re.findall(
-                r"^KOPT_((?:CUDA_)?API|INLINE)_ ([\w *]*?)(kopt_\w*[a-z0-9])\(([^)]*)\)", text, re.M):
+                r"^KOPT_((?:CUDA_)?API|(?:HOST_)?INLINE)_ ([\w *]*?)(kopt_\w*[a-z0-9])\(([^)]*)\)", text, re.M):
             arguments = [self.declared(a)[0] for a in arguments.split(",") if a.strip() != "void"]
-            self.functions.append((name, result.strip(), arguments, how == "INLINE"))
+            self.functions.append((name, result.strip(), arguments, how.endswith("INLINE")))
         self.expect(text)
 
     def expect(self, text):

@@ -16,20 +16,22 @@ def steps():
     noise = [(i * 2654435761 % 2 ** 32 / 2.0 ** 31 - 1) * 2.0 ** -(i % 9) for i in range(n)]
     for optimizer, options in ((k.kopt_adamw, {}),
                                (k.kopt_adamw, {"rounding": k.KOPT_EXACT, "moment_format": k.KOPT_Q8}),
-                               (k.kopt_lion, {"rounding": k.KOPT_STOCHASTIC, "weight_format": k.KOPT_FP16}),
+                               (k.kopt_lion, {"rounding": k.KOPT_STOCHASTIC, "weights": k.KOPT_FP16}),
                                (k.kopt_stable_adamw, {"rounding": k.KOPT_COMPACT}),
-                               (k.kopt_radam, {"weight_format": k.KOPT_F32, "moment_format": k.KOPT_F32})):
-        opt = optimizer(0.01)
+                               (k.kopt_radam, {"weights": k.KOPT_F32, "moment_format": k.KOPT_F32})):
+        opt, weights = optimizer(0.01), options.pop("weights", k.KOPT_BF16)
         for name, value in options.items():
             setattr(opt, name, value)
         start, grad, out = (array.array("f", noise) for _ in range(3))
-        weight, state = (ctypes.create_string_buffer(size) for size in (4 * n, k.kopt_state_size(opt, n)))
-        t = k.kopt_tensor_of(weight, grad.buffer_info()[0], k.KOPT_F32, n, state, len(state))
-        k.check(k.kopt_state_init(opt, t, start.buffer_info()[0]))
+        weight = ctypes.create_string_buffer(4 * n)
+        t = k.kopt_tensor_of(weight, weights, grad.buffer_info()[0], k.KOPT_F32, n, None, 0)
+        state = ctypes.create_string_buffer(k.kopt_state_size(opt, t))
+        t.state, t.state_size = ctypes.addressof(state), len(state)
+        k.check(k.kopt_state_init(opt, t, 1, start.buffer_info()[0]))
         for step in range(10):
             grad[:] = array.array("f", noise[step:] + noise[:step])
             k.check(k.kopt_optimizer_step(opt, t, 1))
-        for slot in (k.KOPT_WEIGHT, k.KOPT_FIRST_MOMENT):
+        for slot in (k.KOPT_SLOT_WEIGHT, k.KOPT_SLOT_FIRST_MOMENT):
             k.check(k.kopt_state_read(opt, t, slot, out.buffer_info()[0]))
             if sys.byteorder == "big":
                 out.byteswap()
@@ -39,7 +41,7 @@ def steps():
 
 def main():
     """The exit status: 0, or 1 if some bits are wrong."""
-    sets = [i for i in range(k.KOPT_ISA_COUNT) if k.kopt_isa_usable(i)]
+    sets = [i for i in range(k.KOPT_ISA_AUTO) if k.kopt_isa_usable(i)]
     print("kahan_opt %s: %s" % (__version__, k.path_))
     print("instruction set: %s (of %s)" % (
         k.kopt_isa_name(k.kopt_isa_current()), ", ".join(map(k.kopt_isa_name, sets))))
@@ -56,7 +58,7 @@ def main():
         crc = steps()
         if crc != EXPECTED:
             wrong.append("%s makes %08x" % (k.kopt_isa_name(isa), crc))
-    k.check(k.kopt_isa_force(k.KOPT_ISA_COUNT))
+    k.check(k.kopt_isa_force(k.KOPT_ISA_AUTO))
     print("self-test: " + ("FAILED: expected %08x, but %s" % (EXPECTED, ", ".join(wrong)) if wrong else
                            "passed: the same bits on %d instruction sets" % len(sets)))
     return len(wrong) > 0

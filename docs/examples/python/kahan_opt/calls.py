@@ -78,7 +78,7 @@ class Call:
         self.gaps = []
         for i, (t, owner, p, s) in enumerate(zip(self.tensors, self.owners, self.params, self.states)):
             t.weight, t.n, t.id, t.first_index = p.data_ptr(), p.numel(), s["id"], first_index(owner)
-            t.grad_format = FORMATS[owner.grad.dtype]
+            t.weight_format, t.grad_format = FORMATS[p.dtype], FORMATS[owner.grad.dtype]
             t.state, t.state_size = s["block"].data_ptr(), s["block"].numel()
             if not self.plain[i] and like(p).stride() != p.stride():
                 self.gaps.append(i)
@@ -88,14 +88,11 @@ class Call:
             self.parts = shares(self.sizes, group["threads"], make(group, self.dtype).stable)
         self.begin()
         self.set_grads()
-        on_cpu = self.device.type == "cpu"
         for p, s, t in zip(self.owners, self.states, self.tensors):
-            # an empty range writes nothing, but checks the state; on a GPU its header is compared
-            result = k.kopt_step_range(self.began, t, 0, 0) if on_cpu else k.KOPT_OK
-            if result != k.KOPT_OK or not on_cpu:
-                words = difference(group, p, s) or result and k.kopt_result_string(result)
-                if words:
-                    raise ValueError("the state of %s does not fit: %s" % (optimizer._name(p), words))
+            words = k.kopt_explain(self.opt, t, 1) if self.device.type == "cpu" else ""
+            words = difference(group, p, s) or words if not words.startswith("all fields") else ""
+            if words:
+                raise ValueError("the state of %s does not fit: %s" % (optimizer._name(p), words))
 
     def is_current(self):
         return {s["step"] for s in self.states} == {self.opt.step}
@@ -105,7 +102,9 @@ class Call:
         try:
             self.opt, self.began = make(self.group, self.dtype, self.states[0]["step"]), k.kopt_step()
             self.opt.grad_scale, self.opt.clip, self.opt.moments_only = grad_scale, clip, moments_only
-            k.check(k.kopt_step_begin(type(self.opt).from_buffer_copy(self.opt), self.began))
+            counted = type(self.opt).from_buffer_copy(self.opt)
+            k.check(k.kopt_step_begin(self.began, counted))
+            self.step = counted.step
         except Exception:
             self.optimizer._validate()
             raise
@@ -139,7 +138,7 @@ class Call:
                 self.group["rounding"] in ("kahan", "compact", "exact"):
             for old, new, owner, p, s in zip(self.versions, versions, self.owners, self.params, self.states):
                 if old not in (None, new):  # a new value has no residual
-                    Host(self.group, owner, s).write(k.KOPT_WEIGHT, p.detach())
+                    Host(self.group, owner, s).write(k.KOPT_SLOT_WEIGHT, p.detach())
 
     def part(self, part):
         for first, last, begin, end in part:
@@ -147,7 +146,7 @@ class Call:
             if end is None:
                 k.check(k.kopt_optimizer_step(type(self.opt).from_buffer_copy(self.opt), here, last - first))
             else:
-                k.check(k.kopt_step_range(self.began, here, begin, end))
+                k.check(k.kopt_step_range(self.began, here, 1, begin, end))
 
     def run(self):
         if self.parts is None:
@@ -157,9 +156,9 @@ class Call:
         self.finish()
 
     def finish(self):
-        self.opt.step = self.began.step
+        self.opt.step = self.step
         for s in self.states:
-            s["step"] = self.began.step
+            s["step"] = self.step
         for copy, i in zip(self.grads[len(self.params):], self.gaps):
             self.params[i].copy_(copy)
         increment_version(self.params)

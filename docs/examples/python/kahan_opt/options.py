@@ -22,7 +22,7 @@ RULES = {  # name: constructor, the options that only it has, and the names of i
 NOT_IN_TORCH = ("adan", "ranger")  # torch.optim has no moments like theirs
 WORDS = {  # the options that are enums; all but the weights' own format decide the layout of the state
     "rounding": ("nearest", "stochastic", "kahan", "compact", "exact"), "moment_format": ("f32", "bf16", "fp16", "q8"),
-    "moment_rounding": ("nearest", "stochastic"), "compensation_rounding": ("nearest", "stochastic"),
+    "moment_rounding": ("nearest", "stochastic"), "residual_rounding": ("nearest", "stochastic"),
     "decay_mode": ("l2", "decoupled", "fully_decoupled")}
 RESIDUALS = ("zero", "random")  # at first: an option of the package, not of the header
 COMMON = ("lr", "weight_decay", "max_lr", "maximize", "seed") + tuple(WORDS)
@@ -48,7 +48,7 @@ MEANINGS = {  # option: what it is, and what torch.optim has instead; None: the 
     "moment_format": ("of the moments: 4, 2, 2 or 1.016 bytes each. None: f32 for float32 parameters, bf16 for others",
                       ABSENT + ": it is the parameter's dtype there"),
     "moment_rounding": ("how moments of 16 and 8 bits are stored", ABSENT + ": it is nearest there"),
-    "compensation_rounding": ("how the residuals of kahan and compact are stored", ABSENT),
+    "residual_rounding": ("how the residuals of kahan and compact are stored", ABSENT),
     "residual": ("what is kept beside 16-bit weights at first. random, for fine-tuning: drawn once, by seed, id and "
                  "place, from all that leave the weight as it is; in the mean the weights then show every update, "
                  "where with zero they show none below half an ulp (docs/fine-tuning.md)", ABSENT),
@@ -66,6 +66,11 @@ MEANINGS = {  # option: what it is, and what torch.optim has instead; None: the 
     "atan2_a": ("the update is a * atan2(m, b * sqrt(v))", ABSENT),
     "atan2_b": ("see atan2_a", ABSENT),
     "atan2_outside": ("the square root of the bias correction outside of atan2", ABSENT)}
+
+
+def code_of(option, word):
+    """The value of an enum of the header."""
+    return getattr(k, ("KOPT_DECAY_" if option == "decay_mode" else "KOPT_") + word.upper())
 
 
 def described_options(rule):
@@ -115,7 +120,7 @@ def defaults_of(rule, options):
         if name in ("max_lr", "moment_format"):
             values[name] = None  # the first learning rate; f32 for float32 parameters, bf16 for the others
         elif name in WORDS:
-            names = [word for word in WORDS[name] if getattr(k, "KOPT_" + word.upper()) == getattr(opt, name)]
+            names = [word for word in WORDS[name] if code_of(name, word) == getattr(opt, name)]
             values[name] = names[0]
         elif name == "betas":
             values[name] = (opt.beta1, opt.beta2, opt.beta3)[:3 if rule == "adan" else 2]
@@ -167,16 +172,16 @@ def validate(group, number):
     for name, least, most in (("threads", 1, 2 ** 31), ("seed", 0, 2 ** 64 - 1)):
         if not isinstance(group[name], int) or not least <= group[name] <= most:
             raise ValueError("Invalid %s: %r: it is a whole number from %d on%s" % (name, group[name], least, where))
-    result = k.kopt_step_begin(make(group, torch.bfloat16), k.kopt_step())
-    if result != k.KOPT_OK:
-        raise ValueError("Invalid options of %s: %s%s" % (group["rule"], k.kopt_result_string(result), where))
+    opt = make(group, torch.bfloat16)
+    if k.kopt_step_begin(k.kopt_step(), opt) != k.KOPT_OK:
+        raise ValueError("Invalid options of %s: %s%s" % (group["rule"], k.kopt_explain(opt, None, 0), where))
 
 
 def make(group, dtype, step=0):
     """The kopt_optimizer for the tensors of a group that have this dtype."""
     constructor, own, _ = RULES[group["rule"]]
     opt = constructor(0.0)
-    opt.weight_format, opt.step = FORMATS[dtype], step
+    opt.step = step
     if dtype == torch.float32:
         opt.moment_format = k.KOPT_F32
     for name in COMMON + own:
@@ -185,7 +190,7 @@ def make(group, dtype, step=0):
             for i, beta in enumerate(value):
                 setattr(opt, "beta%d" % (i + 1), beta)
         elif value is not None or name not in ("max_lr", "moment_format"):
-            setattr(opt, name, getattr(k, "KOPT_" + value.upper()) if name in WORDS else value)
+            setattr(opt, name, code_of(name, value) if name in WORDS else value)
     return opt
 
 
@@ -193,4 +198,4 @@ def moments_of(group):
     """(slot, name) of each moment."""
     names = [name for name in RULES[group["rule"]][2] if (name != "max_exp_avg_sq" or group["amsgrad"]) and
              (name != "momentum_buffer" or group["momentum"] > 0)]
-    return list(enumerate(names, k.KOPT_FIRST_MOMENT))
+    return list(enumerate(names, k.KOPT_SLOT_FIRST_MOMENT))

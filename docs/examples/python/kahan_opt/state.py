@@ -43,6 +43,16 @@ def dense(p):
     return p.detach() if p.is_contiguous() or like(p).stride() == p.stride() else like(p).copy_(p.detach())
 
 
+def tensor_of(weight, number, first, block):
+    """The kopt_tensor of a weight on the host."""
+    return k.kopt_tensor(weight=weight.data_ptr(), weight_format=FORMATS[weight.dtype], n=weight.numel(), id=number,
+                         first_index=first, state=block.data_ptr(), state_size=block.numel())
+
+
+def bytes_of_state(opt, dtype, n):
+    return k.kopt_state_size(opt, k.kopt_tensor(weight_format=FORMATS[dtype], n=n))
+
+
 class Host:
     """A parameter and its state in the memory of the host, for the functions that read and write state. The options are
     those that the block has in its header, so it does not matter what has become of its group."""
@@ -55,8 +65,7 @@ class Host:
             self.opt = make(group, p.dtype)
         self.opt.step, self.opt.max_lr = s["step"], self.opt.max_lr or 1.0
         self.opt.beta1, self.opt.beta2 = (min(beta, 1 - 2.0 ** -24) for beta in (self.opt.beta1, self.opt.beta2))
-        self.t = k.kopt_tensor(weight=self.weight.data_ptr(), n=self.p.numel(), id=s["id"], first_index=first_index(p),
-                               state=self.block.data_ptr(), state_size=self.block.numel())
+        self.t = tensor_of(self.weight, s["id"], first_index(p), self.block)
 
     def read(self, slot):
         values = like(self.weight, torch.float32)
@@ -76,11 +85,11 @@ class Host:
 def begun(group, p, number):
     """The state of a parameter before its first step. number: its id, which selects its random bits."""
     opt = make(group, p.dtype)
-    s = {"step": 0, "id": number, "block": torch.zeros(k.kopt_state_size(opt, local(p).numel()), dtype=torch.uint8)}
+    s = {"step": 0, "id": number, "block": torch.zeros(bytes_of_state(opt, p.dtype, local(p).numel()), dtype=torch.uint8)}
     host = Host(group, p, s)
-    k.check(k.kopt_state_init(opt, host.t, None))
+    k.check(k.kopt_state_init(opt, host.t, 1, None))
     if group.get("residual") == "random":  # an earlier version has none
-        k.check(k.kopt_state_dither(opt, host.t))
+        k.check(k.kopt_state_dither(opt, host.t, 1))
     s["block"] = on_device(s["block"], p.device)
     return s
 
@@ -103,7 +112,7 @@ def checksum(block):
 
 def places(opt, t):
     """In the checkpoint of one tensor: where its header begins, where the arrays behind its weights do, and the end."""
-    head, weights = k.kopt_save_size(opt, None, 0) - 4, t.n * (4 if opt.weight_format == k.KOPT_F32 else 2)
+    head, weights = k.kopt_save_size(opt, None, 0) - 4, k.kopt_format_size(t.weight_format, t.n)
     return head, head + HEADER.size + -(-weights // 4) * 4, k.kopt_save_size(opt, t, 1)
 
 
@@ -123,7 +132,7 @@ def seal(opt, t):
 
 def unseal(opt, t, block):
     """Fills the state of a tensor from what seal() has made. False: it is damaged, or of another version."""
-    k.check(k.kopt_state_init(opt, t, None))
+    k.check(k.kopt_state_init(opt, t, 1, None))
     data, (head, arrays, _) = checkpoint_of(opt, t), places(opt, t)
     if checksum(block) != raw(block)[CHECKSUM] or raw(block)[:5] != raw(data)[head:head + 5]:
         return False
@@ -142,13 +151,14 @@ def described(block, sealed=False):
         if k.kopt_state_inspect(block.data_ptr(), block.numel(), opt, t) != k.KOPT_OK:
             return {}
     else:
-        (_, _, opt.rule, opt.weight_format, rounding, moments, count, _, _, t.id, t.n, t.first_index, _, opt.step,
+        (_, _, opt.rule, t.weight_format, rounding, moments, count, _, _, t.id, t.n, t.first_index, _, opt.step,
          _, _) = HEADER.unpack(raw(block)[:HEADER.size])
         opt.rounding, opt.moment_format = rounding & 15, 3 if moments == 4 else moments
-        opt.amsgrad, opt.momentum = opt.rule == k.KOPT_ADAM and count & 7 == 3, opt.rule == k.KOPT_SGD and count & 7
-    rules = {getattr(k, "KOPT_" + name.upper()): name for name in RULES if hasattr(k, "KOPT_" + name.upper())}
+        opt.amsgrad = opt.rule == k.KOPT_RULE_ADAM and count & 7 == 3
+        opt.momentum = opt.rule == k.KOPT_RULE_SGD and count & 7
+    rules = {code: name for name in RULES for code in [getattr(k, "KOPT_RULE_" + name.upper(), None)]}
     dtypes = {code: dtype for dtype, code in FORMATS.items()}
-    words = {"rule": rules.get(opt.rule), "dtype": dtypes.get(opt.weight_format), "elements": t.n, "id": t.id,
+    words = {"rule": rules.get(opt.rule), "dtype": dtypes.get(t.weight_format), "elements": t.n, "id": t.id,
              "first_index": t.first_index, "amsgrad": bool(opt.amsgrad), "momentum": opt.momentum > 0}
     words.update((name, dict(enumerate(WORDS[name])).get(getattr(opt, name))) for name in ("rounding", "moment_format"))
     return dict(words, step=opt.step) if sealed else words
@@ -157,16 +167,14 @@ def described(block, sealed=False):
 def difference(group, p, s, sealed=False):
     """How a block differs from that which the parameter would get in this group, in words; "" if they agree."""
     opt, block, has = make(group, p.dtype), s["block"][:HEADER.size].cpu(), s["block"].numel()
-    t = k.kopt_tensor(n=local(p).numel(), id=s["id"], first_index=first_index(p))
-    size, (_, arrays, end) = k.kopt_state_size(opt, t.n), places(opt, t)
+    t = k.kopt_tensor(weight_format=FORMATS[p.dtype], n=local(p).numel(), id=s["id"], first_index=first_index(p))
+    size, (_, arrays, end) = k.kopt_state_size(opt, t), places(opt, t)
     if size and sealed:
         size = end - 4 - arrays + HEADER.size
     if not size or not has:
         return "" if has == size else "it has %d bytes, but %d are needed" % (has, size)
-    small, weight = torch.zeros(k.kopt_state_size(opt, 1), dtype=torch.uint8), torch.zeros(1, dtype=p.dtype)
-    k.check(k.kopt_state_init(opt, k.kopt_tensor(
-        weight=weight.data_ptr(), n=1, id=s["id"], first_index=t.first_index, state=small.data_ptr(),
-        state_size=small.numel()), None))
+    small, weight = torch.zeros(bytes_of_state(opt, p.dtype, 1), dtype=torch.uint8), torch.zeros(1, dtype=p.dtype)
+    k.check(k.kopt_state_init(opt, tensor_of(weight, s["id"], t.first_index, small), 1, None))
     have, want = described(block, sealed), dict(described(small), elements=t.n, bytes=size)
     have["bytes"] = has
     return ", ".join("it has %s %s, but %s is needed" % (name, have[name], want[name])
@@ -193,9 +201,8 @@ def opened(group, p, number, s):
     # load_state_dict() has converted the bytes to the dtype of the parameter, which is exact
     result = {"step": int(s["step"]), "id": number, "block": s["block"].to("cpu", torch.uint8)}
     opt, n, step = make(group, p.dtype), local(p).numel(), described(result["block"], sealed=True).get("step")
-    block, weight = torch.zeros(k.kopt_state_size(opt, n), dtype=torch.uint8), torch.zeros(n, dtype=p.dtype)
-    t = k.kopt_tensor(weight=weight.data_ptr(), n=n, id=number, first_index=first_index(p), state=block.data_ptr(),
-                      state_size=block.numel())
+    block, weight = torch.zeros(bytes_of_state(opt, p.dtype, n), dtype=torch.uint8), torch.zeros(n, dtype=p.dtype)
+    t = tensor_of(weight, number, first_index(p), block)
     fault = difference(group, p, result, sealed=True)
     if not fault and block.numel() and not unseal(opt, t, result["block"]):
         fault = "it is damaged, or was not sealed"

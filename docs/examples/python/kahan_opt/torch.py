@@ -348,7 +348,7 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _full_weights(group, p, s):
-        return Host(group, p, s).read(k.KOPT_WEIGHT) if s else local(p).detach().float()
+        return Host(group, p, s).read(k.KOPT_SLOT_WEIGHT) if s else local(p).detach().float()
 
     @torch.no_grad()
     def moments(self, p: Tensor) -> Dict[str, Tensor]:
@@ -385,7 +385,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             raise ValueError("write_weights: not the number of tensors or the shapes of the parameters")
         self._begin(members)
         for (_, group, p), values in zip(members, weights):
-            Host(group, p, self.state[p]).write(k.KOPT_WEIGHT, values)
+            Host(group, p, self.state[p]).write(k.KOPT_SLOT_WEIGHT, values)
         increment_version([local(p) for _, _, p in members])
         self._forget()
 
@@ -401,12 +401,12 @@ class KahanAdamW(KahanOptimizer):
     def __init__(self, params: Params, lr: Rate = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, rounding: str = "kahan",
                  moment_format: Optional[str] = None, moment_rounding: str = "stochastic",
-                 compensation_rounding: str = "stochastic", decay_mode: str = "decoupled",
+                 residual_rounding: str = "stochastic", decay_mode: str = "decoupled",
                  max_lr: Optional[float] = None, stable: bool = False, seed: int = 0, threads: int = 1,
                  residual: str = "zero", **others: Any) -> None:
         super().__init__(params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
                          maximize=maximize, rounding=rounding, moment_format=moment_format,
-                         moment_rounding=moment_rounding, compensation_rounding=compensation_rounding,
+                         moment_rounding=moment_rounding, residual_rounding=residual_rounding,
                          decay_mode=decay_mode, max_lr=max_lr, stable=stable, seed=seed, threads=threads,
                          residual=residual, **others)
 
@@ -422,11 +422,11 @@ class KahanSGD(KahanOptimizer):
     def __init__(self, params: Params, lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
                  weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, rounding: str = "kahan",
                  moment_format: Optional[str] = None, moment_rounding: str = "stochastic",
-                 compensation_rounding: str = "stochastic", decay_mode: str = "l2", max_lr: Optional[float] = None,
+                 residual_rounding: str = "stochastic", decay_mode: str = "l2", max_lr: Optional[float] = None,
                  seed: int = 0, threads: int = 1, residual: str = "zero", **others: Any) -> None:
         super().__init__(params, "sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
                          nesterov=nesterov, maximize=maximize, rounding=rounding, moment_format=moment_format,
-                         moment_rounding=moment_rounding, compensation_rounding=compensation_rounding,
+                         moment_rounding=moment_rounding, residual_rounding=residual_rounding,
                          decay_mode=decay_mode, max_lr=max_lr, seed=seed, threads=threads, residual=residual, **others)
 
 
@@ -442,7 +442,7 @@ class KahanScaler:
     an overflow before it grows: 2000), and the others of kopt_scaler."""
 
     def __init__(self, **fields: float) -> None:
-        self.scaler, self.seen = k.kopt_grad_scaler(), {}  # since the last update(), by id(): is it stepped, overflows
+        self.scaler, self.seen = k.kopt_scaler_of(), {}  # since the last update(), by id(): is it stepped, overflows
         self.load_state_dict(fields)
 
     def __repr__(self) -> str:
@@ -474,7 +474,7 @@ class KahanScaler:
             raise RuntimeError("step() has already been called since the last update().")
         norm, scale = optimizer.grad_norm(), 1.0 if id(optimizer) in self.seen else self.scaler.scale
         found = found or norm.nonfinite != 0
-        optimizer.clip = k.kopt_clip_coefficient(norm, max_norm, 1.0 / scale)
+        optimizer.clip = 1.0 if found else k.kopt_norm_clip(norm, max_norm, 1.0 / scale)
         optimizer.grad_scale, optimizer.found_inf = scale, found
         try:
             loss = optimizer.step()

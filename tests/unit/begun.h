@@ -1,0 +1,26 @@
+/* begun.h - what is behind a kopt_step, for tests whose implementation is in another file. test_scalars.c, which has
+   its own, compares it with kopt_begun_. */
+#ifndef BEGUN_H
+#define BEGUN_H
+
+#include <string.h>
+
+typedef struct step_scalars {
+    kopt_rule rule;
+    kopt_format moment_format;
+    kopt_rounding rounding, moment_rounding, residual_rounding;
+    int nesterov, zero_grad, moment_count, moments_only, unrectified, sync, stable;
+    float grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3, extrapolation, third_scale, rate;
+    float undecayed_rate, root_scale, eps;
+    uint32_t step;
+    uint64_t seed;
+    float sharpness, slow_scale;
+} step_scalars;
+
+static inline step_scalars scalars_of(const kopt_step *step) {
+    step_scalars s;
+    memcpy(&s, step, sizeof s);
+    return s;
+}
+
+#endif
