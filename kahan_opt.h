@@ -3173,7 +3173,8 @@ static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *ten
     list.current = 0;
     for (i = 0; i < count; i++) {
         kopt_result result = kopt_check_step_tensor_(&layout, s, &tensors[i]);
-        if (result == KOPT_OK) result = kopt_check_neighbours_(&list, &tensors[i], &layout, s->zero_grad);
+        if (result == KOPT_OK && count > 1) /* one tensor has no neighbours */
+            result = kopt_check_neighbours_(&list, &tensors[i], &layout, s->zero_grad);
         if (result != KOPT_OK) return result;
     }
     return KOPT_OK;
