@@ -287,13 +287,13 @@ typedef enum kopt_rounding {
 
 /* Update rules. docs/numerics.md sections 5 to 6a have their formulas. */
 typedef enum kopt_rule {
-    KOPT_RULE_SGD = 0,       /* with or without momentum, Nesterov */
-    KOPT_RULE_ADAM = 1,      /* Adam and AdamW, which differ in opt.decay_mode; AMSGrad: opt.amsgrad */
-    KOPT_RULE_LION = 2,      /* Chen et al. 2023 */
-    KOPT_RULE_ADAN = 3,      /* Xie et al. 2022 */
-    KOPT_RULE_RADAM = 4,     /* Liu et al. 2020 */
-    KOPT_RULE_RANGER = 5,    /* RAdam with Lookahead (Zhang et al. 2019) */
-    KOPT_RULE_EMA = 6,       /* the average of other weights, which are passed as the "gradient" */
+    KOPT_RULE_SGD = 0,        /* with or without momentum, Nesterov */
+    KOPT_RULE_ADAM = 1,       /* Adam and AdamW, which differ in opt.decay_mode; AMSGrad: opt.amsgrad */
+    KOPT_RULE_LION = 2,       /* Chen et al. 2023 */
+    KOPT_RULE_ADAN = 3,       /* Xie et al. 2022 */
+    KOPT_RULE_RADAM = 4,      /* Liu et al. 2020 */
+    KOPT_RULE_RANGER = 5,     /* RAdam with Lookahead (Zhang et al. 2019) */
+    KOPT_RULE_EMA = 6,        /* the average of other weights, which are passed as the "gradient" */
     KOPT_RULE_ADAM_ATAN2 = 7, /* Adam without eps (Everett et al. 2024); only with KAHAN_OPT_VMATH */
     /* For kopt_optimizer_init() only: the constructors of these names. opt.rule then is that of Adam or Lion. */
     KOPT_RULE_ADAMW = 64,
@@ -1515,16 +1515,11 @@ typedef enum kopt_function {
     KOPT_FN_EXP = 0,
     KOPT_FN_LOG = 1,
     KOPT_FN_TANH = 2,
-    KOPT_FN_SIGMOID = 3,         /* s(x)                                                                            */
-    KOPT_FN_SILU = 4,            /* x s(x)                                                                          */
-    KOPT_FN_GELU = 5,            /* x P(x) = x (1 + erf(x / sqrt(2))) / 2                                           */
-    KOPT_FN_GELU_TANH = 6,       /* x s(g(x)) = x (1 + tanh(g(x) / 2)) / 2                                          */
-    KOPT_FN_SOFTPLUS = 7,        /* log(1 + e^x)                                                                    */
-    KOPT_TANH_SLOPE = 8,      /* 1 - tanh(x)^2                                                                   */
-    KOPT_SIGMOID_SLOPE = 9,   /* s(x) s(-x). The slope of KOPT_FN_SOFTPLUS is KOPT_FN_SIGMOID                    */
-    KOPT_SILU_SLOPE = 10,     /* s(x) + x s(x) s(-x)                                                             */
-    KOPT_GELU_SLOPE = 11,     /* P(x) + x P'(x)                                                                  */
-    KOPT_GELU_TANH_SLOPE = 12 /* s(g(x)) + x s(g(x)) s(-g(x)) g'(x)                                              */
+    KOPT_FN_SIGMOID = 3,   /* s(x)                                                                               */
+    KOPT_FN_SILU = 4,      /* x s(x)                                                                             */
+    KOPT_FN_GELU = 5,      /* x P(x) = x (1 + erf(x / sqrt(2))) / 2                                              */
+    KOPT_FN_GELU_TANH = 6, /* x s(g(x)) = x (1 + tanh(g(x) / 2)) / 2                                             */
+    KOPT_FN_SOFTPLUS = 7   /* log(1 + e^x)                                                                       */
 } kopt_function;
 
 /* out[i] = f(x[i]) on bf16 or fp16 (format, for both), correctly rounded: for each of the 65,536 inputs the result
@@ -1533,10 +1528,10 @@ typedef enum kopt_function {
    be x; partial overlap is refused. */
 KOPT_API_ KOPT_RESULT_ kopt_map(void *out, const void *x, kopt_format format, size_t n, kopt_function f);
 
-/* dx[i] = dy[i] * f'(x[i]), for f from KOPT_FN_EXP to KOPT_FN_SOFTPLUS except KOPT_FN_LOG. The slope is rounded as in
-   kopt_map(), its exact product with dy is rounded to nearest even. dx may be dy or x; partial overlap is refused. */
+/* dx[i] = dy[i] * f'(x[i]), for each f but KOPT_FN_LOG. The slope is rounded as in kopt_map(), its exact product with
+   dy is rounded to nearest even: a dy of ones gives the slope. dx may be dy or x; partial overlap is refused. */
 KOPT_API_ KOPT_RESULT_ kopt_map_backward(void *dx, const void *dy, const void *x, kopt_format format, size_t n,
-                                        kopt_function f);
+                                         kopt_function f);
 
 /* ---- RANDOM NUMBERS ---------------------------------------------------------------------------------------------- */
 
@@ -2186,10 +2181,19 @@ typedef enum kopt_vmath_kind_ {
     KOPT_VMATH_UNIFORM_       /* a + b * a random number in (-1, 1) */
 } kopt_vmath_kind_;
 
+/* The functions behind those of kopt_function: slopes. That of KOPT_FN_SOFTPLUS is KOPT_FN_SIGMOID. */
+enum {
+    KOPT_TANH_SLOPE_ = 8,      /* 1 - tanh(x)^2                       */
+    KOPT_SIGMOID_SLOPE_ = 9,   /* s(x) s(-x)                          */
+    KOPT_SILU_SLOPE_ = 10,     /* s(x) + x s(x) s(-x)                 */
+    KOPT_GELU_SLOPE_ = 11,     /* P(x) + x P'(x)                      */
+    KOPT_GELU_TANH_SLOPE_ = 12 /* s(g(x)) + x s(g(x)) s(-g(x)) g'(x)  */
+};
+
 /* One call of the kernel of vector mathematics. Each kind reads some of the fields. */
 typedef struct kopt_vmath_job_ {
     kopt_vmath_kind_ kind;
-    kopt_function f;
+    int f; /* a kopt_function, or a slope */
     kopt_format format;
     size_t n;
     const kopt_byte_ *in, *in2;
@@ -4666,20 +4670,20 @@ FN_ vf32_ K_(gelu_tanh_argument)(vf32_ x, vf32_ *remainder) {
 }
 
 /* The argument of exp, log or tanh. */
-FN_ vf32_ K_(map_argument)(kopt_function f, vf32_ x) {
+FN_ vf32_ K_(map_argument)(int f, vf32_ x) {
     const vu32_ minus = isplat_(0x80000000u);
     vf32_ g;
-    switch ((int)f) {
+    switch (f) {
     case KOPT_FN_SIGMOID:
     case KOPT_FN_SILU:
     case KOPT_FN_SOFTPLUS:
-    case KOPT_SIGMOID_SLOPE:
-    case KOPT_SILU_SLOPE: return as_f32_(or_(as_u32_(x), minus));
-    case KOPT_TANH_SLOPE: return mul_(as_f32_(or_(as_u32_(x), minus)), splat_(2.0f));
+    case KOPT_SIGMOID_SLOPE_:
+    case KOPT_SILU_SLOPE_: return as_f32_(or_(as_u32_(x), minus));
+    case KOPT_TANH_SLOPE_: return mul_(as_f32_(or_(as_u32_(x), minus)), splat_(2.0f));
     case KOPT_FN_GELU:
-    case KOPT_GELU_SLOPE: return mul_(mul_(x, x), splat_(-0.5f));
+    case KOPT_GELU_SLOPE_: return mul_(mul_(x, x), splat_(-0.5f));
     case KOPT_FN_GELU_TANH:
-    case KOPT_GELU_TANH_SLOPE:
+    case KOPT_GELU_TANH_SLOPE_:
         g = K_(gelu_tanh_argument)(x, &g); /* without the remainder: map_result() uses it */
         x = blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), x, g);
         return as_f32_(or_(as_u32_(x), minus));
@@ -4695,14 +4699,14 @@ FN_ vf32_ K_(normal_cdf)(vf32_ x, vf32_ q) {
 }
 
 /* f(x), given the result q of the function and, for SOFTPLUS, l = log(1 + q). */
-FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
+FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
     const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, 200.0f); /* finite: bounded * 0 is 0, not NaN */
     const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu));
     const vmask_ negative = igt_(isplat_(0), as_u32_(x));
-    const int gelu_tanh = f == KOPT_FN_GELU_TANH || f == KOPT_GELU_TANH_SLOPE;
+    const int gelu_tanh = f == KOPT_FN_GELU_TANH || f == KOPT_GELU_TANH_SLOPE_;
     vf32_ d, r = q, s, v, t;
     if (f == KOPT_FN_EXP || f == KOPT_FN_LOG || f == KOPT_FN_TANH) return r;
-    if (f == KOPT_FN_GELU || f == KOPT_GELU_SLOPE) {
+    if (f == KOPT_FN_GELU || f == KOPT_GELU_SLOPE_) {
         s = K_(normal_cdf)(x, q);
         v = mul_(mul_(K_(clamp_abs)(x, 20.0f), splat_(0.398942292f)), q); /* x P'(x) */
     } else {
@@ -4713,9 +4717,9 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
         d = add_(one, q);
         s = div_(blend_(negative, q, one), d);
         v = div_(blend_(negative, one, q), d);
-        if (f == KOPT_TANH_SLOPE) {
+        if (f == KOPT_TANH_SLOPE_) {
             r = div_(div_(mul_(q, splat_(4.0f)), d), d);
-        } else if (f == KOPT_SIGMOID_SLOPE) {
+        } else if (f == KOPT_SIGMOID_SLOPE_) {
             r = mul_(s, v);
         } else if (f == KOPT_FN_SOFTPLUS) {
             /* log(1 + q) = log(d) q / (d - 1), which corrects the rounding of d = 1 + q. */
@@ -4737,7 +4741,7 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
         l = as_f32_(iadd_(as_u32_(mul_(x, splat_(0.5f))), select_(negative, isplat_(0xFFFFFFFFu), isplat_(1))));
         r = blend_(igt_(isplat_(0x39800000u), mag), blend_(ieq_(mag, isplat_(0)), x, l), r);
     }
-    if (f == KOPT_SILU_SLOPE || f == KOPT_GELU_SLOPE || f == KOPT_GELU_TANH_SLOPE) {
+    if (f == KOPT_SILU_SLOPE_ || f == KOPT_GELU_SLOPE_ || f == KOPT_GELU_TANH_SLOPE_) {
         r = add_(s, v);
         /* A zero has the sign of x. */
         r = as_f32_(
@@ -4747,16 +4751,16 @@ FN_ vf32_ K_(map_result)(kopt_function f, vf32_ x, vf32_ q, vf32_ l) {
 }
 
 /* The result of the function whose argument is map_argument(). */
-FN_ vf32_ K_(map_function)(kopt_function f, vf32_ x) {
+FN_ vf32_ K_(map_function)(int f, vf32_ x) {
     if (f == KOPT_FN_LOG) return K_(vmath_log)(x);
     return f == KOPT_FN_TANH ? K_(vmath_tanh)(x) : K_(vmath_exp)(x, splat_(0));
 }
 
 /* f(x) correctly rounded to 16 bits, for a 16-bit x. */
-FN_ vu32_ K_(map16)(kopt_function f, kopt_format format, vu32_ x) {
+FN_ vu32_ K_(map16)(int f, kopt_format format, vu32_ x) {
     const vf32_ wide = K_(widen)(x, format), q = K_(map_function)(f, K_(map_argument)(f, wide));
     const vf32_ l = f == KOPT_FN_SOFTPLUS ? K_(vmath_log)(add_(q, splat_(1.0f))) : q;
-    const int row = 2 * (int)f + (format == KOPT_FP16), last = kopt_map_exception_start_[row + 1];
+    const int row = 2 * f + (format == KOPT_FP16), last = kopt_map_exception_start_[row + 1];
     vu32_ y = K_(round_nearest16)(K_(map_result)(f, wide, q, l), format);
     int i;
     for (i = kopt_map_exception_start_[row]; i < last; i++) {
@@ -8703,8 +8707,8 @@ static int kopt_same_or_disjoint_(const void *a, const void *b, size_t size) {
 }
 
 /* Checks the arrays of a job of n elements, then runs it. y is x, and out2 is out, if there is no such array. */
-static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, kopt_function f, kopt_format format, void *out, void *out2,
-                               const void *x, const void *y, size_t n) {
+static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, int f, kopt_format format, void *out, void *out2, const void *x,
+                               const void *y, size_t n) {
     const size_t bytes = n * kopt_bytes_of_(format);
     kopt_vmath_job_ j;
     if (n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS;
@@ -8747,16 +8751,15 @@ KOPT_API_ kopt_result kopt_vmath_sincospi(float *sine, float *cosine, const floa
 }
 
 KOPT_API_ kopt_result kopt_map(void *out, const void *x, kopt_format format, size_t n, kopt_function f) {
-    if ((unsigned)f > (unsigned)KOPT_GELU_TANH_SLOPE || (format != KOPT_BF16 && format != KOPT_FP16))
+    if ((unsigned)f > (unsigned)KOPT_FN_SOFTPLUS || (format != KOPT_BF16 && format != KOPT_FP16))
         return KOPT_ERROR_OPTION;
-    return kopt_vmath_(KOPT_VMATH_MAP_, f, format, out, out, x, x, n);
+    return kopt_vmath_(KOPT_VMATH_MAP_, (int)f, format, out, out, x, x, n);
 }
 
 KOPT_API_ kopt_result kopt_map_backward(void *dx, const void *dy, const void *x, kopt_format format, size_t n,
                                         kopt_function f) {
-    static const kopt_function kopt_slopes_[] = {KOPT_FN_EXP,          KOPT_FN_LOG,     KOPT_TANH_SLOPE,
-                                                 KOPT_SIGMOID_SLOPE,   KOPT_SILU_SLOPE, KOPT_GELU_SLOPE,
-                                                 KOPT_GELU_TANH_SLOPE, KOPT_FN_SIGMOID};
+    static const int kopt_slopes_[] = {KOPT_FN_EXP,      KOPT_FN_LOG,      KOPT_TANH_SLOPE_,      KOPT_SIGMOID_SLOPE_,
+                                       KOPT_SILU_SLOPE_, KOPT_GELU_SLOPE_, KOPT_GELU_TANH_SLOPE_, KOPT_FN_SIGMOID};
     if ((unsigned)f > (unsigned)KOPT_FN_SOFTPLUS || f == KOPT_FN_LOG || (format != KOPT_BF16 && format != KOPT_FP16))
         return KOPT_ERROR_OPTION;
     return kopt_vmath_(KOPT_VMATH_MAP_BACKWARD_, kopt_slopes_[f], format, dx, dx, x, dy, n);

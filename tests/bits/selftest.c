@@ -140,7 +140,7 @@ static void compare(const char *text) {
 static void compare_functions(void) {
     enum { N = 1024, MANY = 9000 };
     static float x[2][N], y[2][N];
-    static kopt_bf16 from[MANY], to[MANY];
+    static kopt_bf16 from[MANY], to[MANY], ones[MANY];
     const kopt_optimizer before = w.opt; /* set_optimizer() knows not all of its fields */
     int f, i, k;
     begin_group("functions", "");
@@ -164,9 +164,14 @@ static void compare_functions(void) {
         }
     }
     for (i = 0; i < MANY; i++) from[i] = (kopt_bf16)(i * 7);
-    for (f = KOPT_FN_EXP; f <= KOPT_GELU_TANH_SLOPE; f++)
+    for (f = 0; f < 13; f++) /* then the slopes of five of them: the backward pass of ones */
         for (k = 1; k < 3; k++) {
-            hash_number((uint32_t)kopt_map(to, from, formats[k], MANY, (kopt_function)f), 1);
+            static const kopt_function of[] = {KOPT_FN_TANH, KOPT_FN_SIGMOID, KOPT_FN_SILU, KOPT_FN_GELU,
+                                               KOPT_FN_GELU_TANH};
+            for (i = 0; i < MANY; i++) ones[i] = k == 1 ? 0x3F80 : 0x3C00;
+            hash_number((uint32_t)(f < 8 ? kopt_map(to, from, formats[k], MANY, (kopt_function)f)
+                                         : kopt_map_backward(to, ones, from, formats[k], MANY, of[f - 8])),
+                        1);
             hash_array((const byte *)to, 2, MANY);
         }
     for (k = 0; k < 3; k++) {

@@ -546,7 +546,7 @@ CASE(vmath) {
 CASE(map) {
     int f, format;
     (void)v;
-    for (f = KOPT_FN_EXP; f <= KOPT_GELU_TANH_SLOPE; ++f)
+    for (f = KOPT_FN_EXP; f <= KOPT_FN_SOFTPLUS; ++f)
         for (format = KOPT_BF16; format <= KOPT_FP16; ++format) {
             record_result(kopt_map(weight, half[format][0], (kopt_format)format, N, (kopt_function)f));
             record(weight, 2 * N);
