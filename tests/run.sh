@@ -328,6 +328,7 @@ run_tests() {
     part docs sh tests/examples/docs.sh
     part recipes sh tests/examples/recipes.sh
     with "the API reference" python3 && part api python3 tests/repo/api.py --check
+    with "the freeze of the interface" "python3 gcc" && part freeze python3 tests/repo/freeze.py
     [ -d build/python/clang_format ] || have clang-format-19 || lacks "the format of the C files" clang-format-19
     with "names, banners and format" python3 && part style python3 tests/repo/style.py
     part demo sh tests/examples/demo.sh
