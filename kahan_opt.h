@@ -1122,6 +1122,18 @@ KOPT_API_ KOPT_RESULT_ kopt_state_inspect(const void *state, size_t state_size, 
    are too long: with Adam's defaults and a steady gradient 3 to 7 times, else up to 1 / sqrt(1 - beta2) times. */
 KOPT_API_ KOPT_RESULT_ kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
+/* A learning rate with linear warm-up and cosine decay: `opt.lr = kopt_cosine_lr(opt.step, 100, 10000, 1e-3, 1e-4);`
+   before each step. It has the same bits on every machine; one made by libm's cos() has not.
+
+   - It grows from peak / warmup in step 0 to peak in step warmup - 1, falls along half a cosine to last, which it has
+     in step steps - 1, and stays there. peak and last are exact. If last is above peak, it rises.
+   - warmup 0 begins with peak in step 0, as 1 does. With warmup == steps there is no cosine: step `steps` has last.
+     steps 0, or 1 without warm-up: always last.
+   - If last is 0, the last step moves no weight: pass one more than you take, and all of them count.
+
+   NaN, which a step refuses (KOPT_ERROR_RANGE), if peak or last is negative, infinite or NaN, or warmup > steps. */
+KOPT_API_ double kopt_cosine_lr(uint32_t step, uint32_t warmup, uint32_t steps, double peak, double last);
+
 /* A step that has begun: the options and scalars of docs/numerics.md, sections 4 to 6a. You may copy it, also to other
    threads, but not change it. It does the work of kopt_optimizer_step() in parts: by shards, over the frames of a game,
    or by several threads, also on one tensor: kopt_step_begin() once, kopt_step_range() in each thread, then join them.
@@ -1990,6 +2002,8 @@ static KOPT_HOST_DEVICE_ int kopt_within64_(double x, double low, double high) {
 }
 
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
+
+static double kopt_nan64_(void) { return kopt_bits_to_f64_((uint64_t)0x7FF8 << 48); }
 
 /* The same for 0 <= low, by bits: those of negative numbers and NaNs are above those of any finite bound. -0 is 0. */
 KOPT_INLINE_ int kopt_between_(double x, double low, double high) {
@@ -7624,6 +7638,40 @@ KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor
     return result;
 }
 
+/* (1 - cos(pi y)) / 2 = sin(pi y / 2)^2 for 0 < y <= 1/2, within a relative 6e-16. The sine is y P6(y^2), fitted like
+   the polynomials of vector mathematics (docs/numerics.md section 14), but in binary64: within a relative 4e-17. */
+static double kopt_half_cosine_(double y) {
+    const double z = kopt_mul64_(y, y);
+    double p = KOPT_DOUBLE_(5.626849632470721e-08, 0x3E6E357Bu, 0xB6294AE5u);
+    p = kopt_add64_(kopt_mul64_(p, z), KOPT_DOUBLE_(-3.5985856851716116e-06, 0xBECE2FE7u, 0x66F665BAu));
+    p = kopt_add64_(kopt_mul64_(p, z), KOPT_DOUBLE_(0.00016044113267913118, 0x3F250782u, 0xD5E89456u));
+    p = kopt_add64_(kopt_mul64_(p, z), KOPT_DOUBLE_(-0.004681754129623581, 0xBF732D2Cu, 0xCDFE8D0Au));
+    p = kopt_add64_(kopt_mul64_(p, z), KOPT_DOUBLE_(0.0796926262458441, 0x3FB466BCu, 0x67754FFBu));
+    p = kopt_add64_(kopt_mul64_(p, z), KOPT_DOUBLE_(-0.6459640975062381, 0xBFE4ABBCu, 0xE625BE09u));
+    p = kopt_add64_(kopt_mul64_(p, z), KOPT_DOUBLE_(1.5707963267948966, 0x3FF921FBu, 0x54442D18u));
+    p = kopt_mul64_(p, y);
+    return kopt_mul64_(p, p);
+}
+
+KOPT_API_ double kopt_cosine_lr(uint32_t step, uint32_t warmup, uint32_t steps, double peak, double last) {
+    const uint32_t top = warmup == 0 ? 0 : warmup - 1, down = step - top, left = steps - 1 - step;
+    kopt_environment_ environment;
+    double lr;
+    if (warmup > steps || !kopt_within64_(peak, 0, peak) || !kopt_within64_(last, 0, last)) return kopt_nan64_();
+    if (step >= steps || (step >= warmup && left == 0)) return last;
+    if (step == top) return peak;
+    kopt_enter_(&environment);
+    if (step < top) {
+        lr = kopt_mul64_(peak, kopt_div64_((double)(step + 1), (double)warmup));
+    } else { /* from the nearer end: near it, steps differ by less than an ulp of 1 */
+        lr = kopt_half_cosine_(kopt_div64_((double)(down <= left ? down : left), (double)(down + left)));
+        lr = kopt_mul64_(kopt_sub64_(peak, last), lr);
+        lr = down <= left ? kopt_sub64_(peak, lr) : kopt_add64_(last, lr);
+    }
+    kopt_leave_(&environment);
+    return lr;
+}
+
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *tensors, size_t count) {
     kopt_begun_ s;
     kopt_result result = kopt_open_step_(&s, step);
@@ -8120,8 +8168,6 @@ KOPT_API_ kopt_result kopt_norm_add_range(kopt_norm *norm, const kopt_tensor *te
     const kopt_result result = norm == NULL ? KOPT_ERROR_NULL : kopt_find_part_(&part, tensors, count, begin, end);
     return result != KOPT_OK ? result : kopt_norm_add_part_(norm, &part);
 }
-
-static double kopt_nan64_(void) { return kopt_bits_to_f64_((uint64_t)0x7FF8 << 48); }
 
 KOPT_API_ double kopt_norm_value(const kopt_norm *norm) { return norm == NULL ? kopt_nan64_() : kopt_norm_root_(norm); }
 

@@ -80,7 +80,7 @@ static double train_compressed(const Channel *channel, const Data *d, size_t *by
             }
         }
         opt.grad_scale = 1.0 / WORKERS;
-        opt.lr = RATE * 0.5 * (1.0 + cos(3.14159265358979 * step / ROUNDS));
+        opt.lr = kopt_cosine_lr((uint32_t)step, 0, ROUNDS + 1, RATE, 0);
         check(kopt_optimizer_step(&opt, tensors, PARAMETERS));
     }
     double loss = model_validate(&m, d);

@@ -560,7 +560,7 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
         double loss = cross_entropy(&m, BATCH, &m.dlogits, format == KOPT_FP16 ? (float)scaler.scale : 1) / BATCH;
         model_backward(&m);
 
-        opt.lr = learning_rate * 0.5 * (1.0 + cos(3.14159265358979 * (step - 1) / STEPS));
+        opt.lr = kopt_cosine_lr((uint32_t)step - 1, 0, STEPS + 1, learning_rate, 0);
         int skipped = 0;
         if (format == KOPT_FP16)
             check(kopt_scaler_step(&scaler, &opt, tensors, PARAMETERS, 0, NULL, &skipped));

@@ -569,7 +569,7 @@ static int must_measure(const kopt_step *step, const kopt_tensor *t) {
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------ */
 
-enum { WRITTEN = 96, RESULTS = KOPT_ERROR_VERSION + 1, CALLS = 42 };
+enum { WRITTEN = 96, RESULTS = KOPT_ERROR_VERSION + 1, CALLS = 43 };
 static span written[WRITTEN];
 static int written_count;
 static uint32_t control, results[RESULTS];
@@ -2039,6 +2039,27 @@ static int explained_good(size_t count) {
     return 1;
 }
 
+static void call_cosine(void) {
+    const double peak = any_double(), last = any_double(), most = 1.7976931348623157e308;
+    const uint32_t steps = byte() & 3 ? 1 + word() % 1000 : word(), warmup = byte() & 7 ? below(steps) : word();
+    const uint32_t step = byte() & 7 ? below(steps + 2) : word(), top = warmup ? warmup - 1 : 0;
+    const int expected = warmup <= steps && within(peak, 0, most) && within(last, 0, most);
+    double rate[2];
+    int i;
+    for (i = 0; i < 2; ++i) {
+        prepare();
+        if (i == 1) hostile_control();
+        rate[i] = kopt_cosine_lr(step, warmup, steps, peak, last);
+        finish(42, "kopt_cosine_lr", expected, -1);
+    }
+    REQUIRE(!memcmp(&rate[0], &rate[1], sizeof *rate), "the caller's control register changes a learning rate");
+    REQUIRE(expected ? rate[0] >= 0 && (rate[0] <= peak || rate[0] <= last) : is_nan(rate[0]), "a wrong learning rate");
+    if (!expected) return;
+    REQUIRE(step < top || rate[0] >= peak || rate[0] >= last, "a learning rate below both");
+    REQUIRE(step < steps || !memcmp(&rate[0], &last, sizeof last), "another last learning rate");
+    REQUIRE(step != top || steps <= 1 || !memcmp(&rate[0], &peak, sizeof peak), "another peak");
+}
+
 static void call_the_rest(void) {
     kopt_isa isa = (kopt_isa)any_enum();
     kopt_tensor *t = &w.t[below(TENSORS)];
@@ -2182,7 +2203,7 @@ static void call_draw(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  9,  10, 11,
                                           12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23, 24, 25,
-                                          26, 26, 27, 29, 15, 16, 37, 3,  3,  36, 39, 40, 41};
+                                          26, 26, 27, 29, 15, 16, 37, 3,  3,  36, 39, 40, 41, 42};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2214,6 +2235,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (change >= 80 && change < 90) change_sum();
         k = calls[below(sizeof calls)];
         if (k == 41) call_make();
+        if (k == 42) call_cosine();
         if (k == 0) call_optimizer_step();
         if (k == 1) call_step_begin();
         if (k == 2) call_step_run();

@@ -298,6 +298,7 @@ static void run_norm_range(void) { result = kopt_norm_add_range(&norm, &t, 1, 1,
 static void run_merge(void) { result = kopt_norm_merge(&norm, &other_norm); }
 static void run_value(void) { number = kopt_norm_value(&norm); }
 static void run_norm_clip(void) { number = kopt_norm_clip(&norm, 1, 1); }
+static void run_cosine(void) { number = kopt_cosine_lr(300, 100, 1000, 1e-3, 1e-4); }
 static void run_stable_scale(void) { number = kopt_norm_stable_scale(&norm, N); }
 static void run_clip(void) { result = kopt_clip_value(bulk.dst, bulk.to, bulk.n, 0.25); }
 static void run_scaler(void) { result = kopt_scaler_step(&scaler, &opt, &t, 1, 1.0, NULL, NULL); }
@@ -327,6 +328,7 @@ static void tools(void) {
     int from, to, k, way, code, residual;
     take(PLAIN, "kopt_random", run_random, "");
     take(PLAIN, "constants", run_small, "");
+    take(PLAIN, "kopt_cosine_lr", run_cosine, "");
     for (k = 0; k < 2; ++k)
         for (from = 0; from < 3; ++from) {
             bulk.n = lengths[k];

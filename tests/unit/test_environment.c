@@ -567,6 +567,18 @@ CASE(random_numbers) {
     }
 }
 
+CASE(cosine) {
+    static const uint32_t steps[][3] = {{3, 0, 90},   {3, 17, 90},  {16, 17, 90},
+                                        {50, 17, 90}, {88, 17, 90}, {90, 17, 90}};
+    double x;
+    int k;
+    for (k = 0; k < 6; ++k) {
+        x = kopt_cosine_lr(steps[k][0], steps[k][1], steps[k][2], v.b, v.a), RECORD(x);
+        x = kopt_cosine_lr(steps[k][0], steps[k][1], steps[k][2], v.d, v.c), RECORD(x);
+        x = kopt_cosine_lr(steps[k][0] << 25, steps[k][1] << 25, steps[k][2] << 25, v.c, 0), RECORD(x);
+    }
+}
+
 CASE(names) {
     const kopt_optimizer o = kopt_adamw(v.b);
     kopt_optimizer made;
@@ -619,6 +631,7 @@ static const test_case cases[] = {ENTRY(conversions_of_one_value),
                                   ENTRY(vmath),
                                   ENTRY(map),
                                   ENTRY(random_numbers),
+                                  ENTRY(cosine),
                                   ENTRY(names)};
 enum { CASES = sizeof cases / sizeof *cases, WAYS = 4 };
 static const volatile double value[2][4] = {{0.1, 1e-3, 1 / 3.0, 1.7}, {0.7, 1.1e-3, 0.45, 2.1}};

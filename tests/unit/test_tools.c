@@ -1139,6 +1139,139 @@ static void check_accumulate_refusals(void) {
     ok(good, "accumulation: bad arguments are refused and nothing is added or counted");
 }
 
+/* ---- The learning rate ------------------------------------------------------------------------------------------ */
+
+/* By libm, in the widest format. */
+static long double cosine_by_libm(double step, double warmup, double steps, double peak, double last) {
+    const double top = warmup > 1 ? warmup - 1 : 0;
+    const long double pi = 3.14159265358979323846264338327950288L, drop = (long double)peak - (long double)last;
+    long double half;
+    if (step < warmup) return (long double)peak * (long double)(step + 1) / (long double)warmup;
+    if (step >= steps - 1) return last;
+    half = sinl(pi / 2 * (long double)(step - top) / (long double)(steps - 1 - top));
+    return (long double)peak - drop * half * half;
+}
+
+/* A number up to most, as likely small as large. */
+static uint32_t dice_to(uint32_t most) {
+    const uint32_t x = dice() >> dice() % 32;
+    return x > most ? x % (most + 1) : x;
+}
+
+/* Are the rates from step `from` to step `to` ever higher, or ever lower? */
+static int is_monotone(uint32_t from, uint32_t to, uint32_t warmup, uint32_t steps, double peak, double last) {
+    double before = kopt_cosine_lr(from, warmup, steps, peak, last), rate;
+    const int up = to < warmup || last > peak;
+    while (from < to) {
+        rate = kopt_cosine_lr(++from, warmup, steps, peak, last);
+        if (up ? !(rate >= before) : !(rate <= before)) return 0;
+        before = rate;
+    }
+    return 1;
+}
+
+/* What the manual says of the seams. */
+static void check_cosine_ends(void) {
+    const double p = 1.3e-3, q = 7e-5;
+    const uint32_t most = UINT32_MAX;
+    long k, bad = 0;
+    for (k = 0; k < 20000; ++k) {
+        const uint32_t steps = dice_to(most), warmup = dice_to(steps);
+        const double peak = uniform(), last = k % 3 ? uniform() : k % 2 ? 0 : peak;
+        const double first = kopt_cosine_lr(0, warmup, steps, peak, last);
+        if (warmup > 0) bad += !(fabs(first - peak / warmup) <= first * 2.3e-16);
+        if (warmup > 0) bad += kopt_cosine_lr(warmup - 1, warmup, steps, peak, last) != peak;
+        if (warmup == 0 && steps > 1) bad += first != peak;
+        if (steps > warmup) bad += kopt_cosine_lr(steps - 1, warmup, steps, peak, last) != last;
+        bad += kopt_cosine_lr(steps, warmup, steps, peak, last) != last;
+        bad += kopt_cosine_lr(steps + dice_to(most - steps), warmup, steps, peak, last) != last;
+    }
+    ok(!bad, "the learning rate is exactly the peak and exactly the last one at its ends: %ld wrong", bad);
+    ok(kopt_cosine_lr(0, 0, 0, p, q) == q && kopt_cosine_lr(0, 0, 1, p, q) == q && kopt_cosine_lr(0, 1, 1, p, q) == p &&
+           kopt_cosine_lr(1, 1, 1, p, q) == q && kopt_cosine_lr(0, 0, 2, p, q) == p &&
+           kopt_cosine_lr(0, 1, 2, p, q) == p && kopt_cosine_lr(1, 0, 2, p, q) == q &&
+           kopt_cosine_lr(1, 1, 2, p, q) == q && kopt_cosine_lr(1, 2, 2, p, q) == p &&
+           kopt_cosine_lr(2, 2, 2, p, q) == q && kopt_cosine_lr(most, 0, most, p, q) == q &&
+           kopt_cosine_lr(most - 1, most, most, p, q) == p && kopt_cosine_lr(most, most, most, p, q) == q,
+       "0, 1 and 2 steps, with and without warm-up, and 2^32 - 1 steps");
+}
+
+/* Beside libm; the later half of the cosine is the earlier one turned over; ever lower, also near the ends and the
+   middle of the longest ones, where two steps differ least. */
+static void check_cosine(void) {
+    const long count = quick ? 20000 : 400000;
+    double worst = 0;
+    long k, bad = 0, turned = 0;
+    for (k = 0; k < count; ++k) {
+        const uint32_t steps = 1 + dice_to(UINT32_MAX - 1), warmup = k % 2 ? 0 : dice_to(steps), step = dice_to(steps);
+        const double peak = ldexp(0.5 + uniform(), -(int)(dice() % 40)), last = k % 3 ? peak * uniform() : 0;
+        const double rate = kopt_cosine_lr(step, warmup, steps, peak, last);
+        const long double error = (long double)rate - cosine_by_libm(step, warmup, steps, peak, last);
+        if (!(fabs((double)error) <= worst * peak)) worst = fabs((double)error) / peak;
+    }
+    ok(worst < 1e-15, "the learning rate beside libm: off by at most %.2g of the peak", worst);
+    for (k = 0; k < count; ++k) {
+        const uint32_t steps = 2 + dice_to(UINT32_MAX - 2), warmup = k % 2 ? 0 : dice_to(steps - 1);
+        const uint32_t top = warmup ? warmup - 1 : 0, length = steps - 1 - top, done = dice_to(length);
+        const uint32_t place[] = {warmup, steps - 1, top + length / 2, done, steps - 1 - done, dice_to(steps)};
+        const double peak = uniform(), lasts[] = {0, peak * uniform(), peak * (1 - 1e-9), 2 * peak, peak * (1 - 1e-15)};
+        const double last = lasts[dice() % 5];
+        const uint32_t middle = place[k % 6] > steps ? steps : place[k % 6];
+        const uint32_t from = middle < 3 ? 0 : middle - 3, to = middle > UINT32_MAX - 3 ? UINT32_MAX : middle + 3;
+        const uint32_t seam = warmup > from && warmup - 1 < to ? warmup - 1 : from; /* of two directions */
+        bad += !is_monotone(from, seam, warmup, steps, peak, last) + !is_monotone(seam, to, warmup, steps, peak, last);
+        turned += !(fabs(kopt_cosine_lr(top + done, warmup, steps, 1, 0) +
+                         kopt_cosine_lr(steps - 1 - done, warmup, steps, 1, 0) - 1) < 2.3e-16);
+    }
+    ok(!bad, "... from one step to the next it never turns back: %ld of %ld do", bad, count);
+    ok(!turned, "... and both halves are alike: %ld of %ld are not", turned, count);
+}
+
+/* Bits, the hash and the values of which are those of Python: docs/numerics.md, section 6c, and mpmath. */
+static void check_cosine_bits(void) {
+    static const struct {
+        uint32_t step, warmup, steps;
+        double rate; /* correctly rounded */
+    } known[] = {{4, 10, 100, 5e-4},
+                 {10, 10, 100, 0.000999725872158593},
+                 {54, 10, 100, 0.00055},
+                 {77, 10, 100, 0.000226297089847607},
+                 {98, 10, 100, 0.00010027412784140693},
+                 {1, 0, 4294967295u, 0.001},
+                 {1234567890, 0, 4294967295u, 0.0008286530722534699}};
+    uint64_t hash = FNV_START;
+    uint32_t state = 1, k, steps, warmup;
+    int bad = 0;
+    for (k = 0; k < sizeof known / sizeof *known; ++k)
+        bad += !(fabs(kopt_cosine_lr(known[k].step, known[k].warmup, known[k].steps, 1e-3, 1e-4) - known[k].rate) <
+                 4.4e-19);
+    ok(!bad, "... known values: %d wrong", bad);
+    for (k = 0; k < 5000; ++k) {
+        const uint32_t shift = k % 29;
+        steps = lcg32(&state) >> shift, warmup = (lcg32(&state) >> shift) / 8;
+        if (warmup > steps) warmup = steps;
+        hash = fnv(hash, bits_of(kopt_cosine_lr(lcg32(&state) >> shift, warmup, steps, 1e-3, k % 2 ? 0 : 1e-4)));
+    }
+    ok(hash == UINT64_C(0x37fb31c257c912df), "... the bits of 5000: %016llx", (unsigned long long)hash);
+}
+
+static void check_cosine_refusals(void) {
+    const double nan = double_of(UINT64_C(0x7ff8) << 48), infinity = double_of(UINT64_C(0x7ff0) << 48);
+    const double bad_rate[] = {nan, -nan, infinity, -infinity, -1e-3, -double_of(1)};
+    const double most = double_of((UINT64_C(0x7ff0) << 48) - 1);
+    const uint32_t step[] = {0, 4, 5, 50, 99, 100, 200};
+    int k, s, bad = 0;
+    for (s = 0; s < 7; ++s) {
+        for (k = 0; k < 6; ++k)
+            bad += !is_nan(kopt_cosine_lr(step[s], 5, 100, bad_rate[k], 1e-3)) +
+                   !is_nan(kopt_cosine_lr(step[s], 5, 100, 1e-3, bad_rate[k]));
+        bad += !is_nan(kopt_cosine_lr(step[s], 101, 100, 1e-3, 0)) + !is_nan(kopt_cosine_lr(step[s], 1, 0, 1e-3, 0));
+        bad += is_nan(kopt_cosine_lr(step[s], 100, 100, most, 0)) + is_nan(kopt_cosine_lr(step[s], 5, 100, 0, most));
+        bad += is_nan(kopt_cosine_lr(step[s], 0, 100, -0.0, most)) + is_nan(kopt_cosine_lr(step[s], 0, 0, most, most));
+    }
+    ok(!bad, "... NaN for rates that a step refuses, and for a warm-up beyond the end: %d wrong", bad);
+}
+
 int main(int argc, char **argv) {
     quick = argc > 1 && !strcmp(argv[1], "quick");
     fesetenv(FE_DFL_ENV); /* -Ofast would start with subnormals flushed: the references need them */
@@ -1159,5 +1292,9 @@ int main(int argc, char **argv) {
     check_accumulate_quality();
     check_accumulate_step();
     check_accumulate_refusals();
+    check_cosine_ends();
+    check_cosine();
+    check_cosine_bits();
+    check_cosine_refusals();
     return done();
 }
