@@ -1088,19 +1088,6 @@ KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_te
    may be NULL or 0. If it finds nothing, it says so: then the cause is another argument. Never NULL. */
 KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
-/* Reads the 64 bytes of a header, of a state block or of a tensor in a checkpoint, into *opt and *t; either of the two
-   may be NULL. Of *t it sets weight_format, n, id and first_index only. Of *opt it sets all fields:
-
-   - The header of a state block has only what may not change between steps: rule, formats, rounding of weights and
-     number of moments. lr, seed and step become 0, a momentum above 0 becomes 1.4e-45, all else the default.
-   - The header of a tensor in a checkpoint also has the other roundings, the decay mode, seed and step, and lr,
-     weight_decay, beta1 and beta2 (SGD: momentum and dampening) in fp32.
-
-   Errors: KOPT_ERROR_SIZE (fewer than 64 bytes); KOPT_ERROR_STATE (no such header, or one that contradicts itself, such
-   as AdamW with one moment; lr and the other numbers are not judged); KOPT_ERROR_BOUNDS (n is too large for a tensor on
-   this machine); KOPT_ERROR_OPTION (a rule that this build leaves out). */
-KOPT_API_ KOPT_RESULT_ kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t);
-
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
 
 /* One optimizer step over a list of tensors: begins the step, checks all tensors, then steps them. Call it once per
@@ -1215,7 +1202,7 @@ KOPT_API_ KOPT_RESULT_ kopt_save(const kopt_optimizer *opt, const kopt_tensor *t
    - KOPT_ERROR_STATE: the bytes are no checkpoint, or one of a later layout; or kopt_save() would not write these bytes
      for what they hold, though their checksum is right. (What is in an array is not judged.)
    - KOPT_ERROR_MISMATCH: another number of tensors, n, id, first_index, rule (also StableAdamW, Nesterov, AMSGrad,
-     atan2_outside), decay mode, format, rounding or number of moments. kopt_save_inspect() shows what it has.
+     atan2_outside), decay mode, format, rounding or number of moments. kopt_inspect() shows what it has.
    - KOPT_ERROR_SIZE: in_size is less than the checkpoint needs: it was cut off. Or a state block is too small.
    - KOPT_ERROR_CHECKSUM: it is damaged.
    - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP (also of `in` with the tensors), errors of the fields: as in kopt_save(). */
@@ -1243,11 +1230,39 @@ KOPT_API_ KOPT_RESULT_ kopt_save_to(const kopt_optimizer *opt, const kopt_tensor
 KOPT_API_ KOPT_RESULT_ kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                       const kopt_file *file);
 
-/* Reads the options and the number of tensors from the first 176 bytes of a checkpoint into *opt and *count; either
-   may be NULL. The checksum is not checked: kopt_load() does that. Errors: KOPT_ERROR_SIZE (fewer than
-   176 bytes), KOPT_ERROR_STATE (not a checkpoint, one of a later layout, or a header that kopt_save() would not write),
-   KOPT_ERROR_OPTION (options that this build leaves out, or that exclude each other). */
-KOPT_API_ KOPT_RESULT_ kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count);
+/* Reads the head of a checkpoint, of a state block, or of one tensor in a checkpoint: the options into *opt, the number
+   of tensors (1, unless it is a checkpoint) into *count, and the size of the whole in bytes into *size. Each of the
+   three may be NULL. Of the whole, the first 256 bytes are enough, or all, if there are fewer. Fields of *opt:
+
+   - A checkpoint has all of them.
+   - A tensor in a checkpoint has rule, formats, roundings, decay mode, seed and step, and lr, weight_decay, beta1 and
+     beta2 (SGD: momentum and dampening) in fp32, which are not judged. All else becomes the default.
+   - A state block has only what may not change between steps: rule, formats, rounding of weights and number of moments.
+     lr, seed and step become 0, a momentum above 0 becomes 1.4e-45, all else the default.
+
+   The checksum is not checked: kopt_load() does that. Errors, with nothing written: KOPT_ERROR_SIZE (fewer bytes than
+   the head); KOPT_ERROR_STATE (none of the three, one of a later layout, or a head that contradicts itself, such as
+   AdamW with one moment); KOPT_ERROR_BOUNDS (one tensor, and it is too large for this machine); KOPT_ERROR_OPTION
+   (options that this build leaves out, or that exclude each other). */
+KOPT_API_ KOPT_RESULT_ kopt_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count,
+                                    uint64_t *size);
+
+/* Walks over the tensors of a checkpoint: reads the header of the tensor at *offset into *t (weight_format, n, id and
+   first_index; the rest is 0) and moves *offset to its end, which is where the next one begins. Begin with *offset = 0,
+   the first tensor. t may be NULL. Of the checkpoint it reads the head and 64 bytes at *offset, so it may be mapped or
+   cut off. A state block, or one tensor of a checkpoint, has an offset of 0 only: this is how to walk over a file that
+   is not in memory, with at = 0 and the count of kopt_inspect():
+
+       for (; count > 0; count--, at += length) {
+           length = 0;  read 256 bytes, or as many as there are, from byte `at` of the checkpoint on
+           if (kopt_inspect_tensor(bytes, got, &length, &t) != KOPT_OK) break;
+       }
+
+   Errors, with nothing written: those of kopt_inspect(), for the head and for the tensor; KOPT_ERROR_BOUNDS also after
+   the last tensor; KOPT_ERROR_SIZE also if the bytes at *offset are not there; KOPT_ERROR_STATE also if there is no
+   tensor at *offset, or it is longer than the checkpoint. Otherwise tensors are not compared with the head or with each
+   other: kopt_load() does that. */
+KOPT_API_ KOPT_RESULT_ kopt_inspect_tensor(const void *in, size_t in_size, uint64_t *offset, kopt_tensor *t);
 
 /* ---- NORM AND CLIPPING ------------------------------------------------------------------------------------------- */
 
@@ -6607,9 +6622,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "a state block (kopt_state_size() says its bytes) or a buffer is too small, or a checkpoint was cut off",
         "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or contradicting "
         "itself",
-        "the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard (kopt_state_inspect() "
-        "and kopt_save_inspect() show which), or the loss scale to other optimizers (kopt_scaler_begin() takes "
-        "several)",
+        "the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard (kopt_inspect() and "
+        "kopt_inspect_tensor() show which), or the loss scale to other optimizers (kopt_scaler_begin() takes several)",
         "the state block or checkpoint is damaged: its checksum is wrong",
         "two of the buffers overlap",
         "the step was not begun, all 2^32 - 1 steps are used up, StableAdamW has not measured the tensor, or there are "
@@ -7473,36 +7487,6 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
                : "all fields of the optimizer and the tensors are valid: look at the other arguments";
 }
 
-KOPT_API_ kopt_result kopt_state_inspect(const void *state, size_t state_size, kopt_optimizer *opt, kopt_tensor *t) {
-    const kopt_byte_ *h = (const kopt_byte_ *)state;
-    kopt_byte_ rounding, moments;
-    kopt_optimizer made;
-    size_t n;
-    int saved;
-    if (h == NULL) return KOPT_ERROR_NULL;
-    if (state_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
-    if (kopt_load_le32_(h) != KOPT_MAGIC_ || h[4] != KOPT_BLOCK_VERSION_ || h[10] > 1 || h[11] != 0 ||
-        !kopt_header_options_valid_(h))
-        return KOPT_ERROR_STATE;
-    n = (size_t)kopt_load_le64_(h + 16);
-    if (n != kopt_load_le64_(h + 16) || n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS; /* for this machine */
-    if (h[5] == KOPT_RULE_ADAM_ATAN2 && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
-    saved = h[10];
-    kopt_optimizer_from_header_(&made, h, saved);
-    kopt_make_variant_(&rounding, &moments, &made, (kopt_format)h[6]);
-    /* does it contradict the rule or a format? */
-    if (h[7] != (rounding & (saved ? 255 : 15)) || h[9] != (moments & (saved ? 255 : 7))) return KOPT_ERROR_STATE;
-    if ((made.nesterov && (moments & 7) == 0) || kopt_load_le64_(h + 24) >> 63 != 0) return KOPT_ERROR_STATE;
-    if (opt != NULL) *opt = made;
-    if (t != NULL) {
-        t->weight_format = (kopt_format)h[6];
-        t->n = n;
-        t->id = kopt_load_le32_(h + 12);
-        t->first_index = kopt_load_le64_(h + 24);
-    }
-    return KOPT_OK;
-}
-
 /* ---- running a step ---- */
 
 /* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
@@ -7761,6 +7745,7 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
    172 maximize + 2 * zero_grad + 4 * moments_only (4)
    Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
 enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
+#define KOPT_SAVE_MAGIC_ 0x5641534Bu /* "KSAV" */
 
 /* clang-format off */
 #define KOPT_SAVE_NUMBERS_(X)                                                                                         \
@@ -7846,7 +7831,7 @@ static kopt_format kopt_format_of_list_(const kopt_tensor *tensors, size_t count
 static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_optimizer *opt, kopt_format weight,
                                                   uint64_t count, uint64_t bytes) {
     kopt_make_saved_header_(h, opt, weight, 0, count, bytes);
-    kopt_store_le_(h, 0x5641534Bu, 4); /* "KSAV" */
+    kopt_store_le_(h, KOPT_SAVE_MAGIC_, 4);
     h[4] = KOPT_SAVE_VERSION_;
     h[10] = 0;
 #define KOPT_SAVE_NUMBER_(at, field) kopt_store_le_(h + (at), kopt_bits64_(opt->field), 8);
@@ -8069,26 +8054,97 @@ KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *ten
     return KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_save_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count) {
-    const kopt_byte_ *h = (const kopt_byte_ *)in;
-    kopt_byte_ expected[KOPT_SAVE_HEADER_];
-    kopt_optimizer made;
-    kopt_result result;
-    uint64_t tensors, left;
-    if (h == NULL) return KOPT_ERROR_NULL;
-    if (in_size < KOPT_SAVE_HEADER_) return KOPT_ERROR_SIZE;
-    if (kopt_load_le32_(h) != 0x5641534Bu || h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 ||
+/* ---- checkpoints: inspection ---- */
+
+/* What a head tells. */
+typedef struct kopt_head_ {
+    kopt_optimizer opt;
+    kopt_tensor t; /* none of a checkpoint */
+    uint64_t count, size;
+} kopt_head_;
+
+/* The 64 bytes of a state block, or of a tensor in a checkpoint. */
+static kopt_result kopt_read_tensor_head_(kopt_head_ *head, const kopt_byte_ *h) {
+    const int saved = h[10];
+    kopt_byte_ rounding, moments;
+    kopt_layout_ l;
+    if (kopt_load_le32_(h) != KOPT_MAGIC_ || h[4] != KOPT_BLOCK_VERSION_ || h[10] > 1 || h[11] != 0 ||
         !kopt_header_options_valid_(h))
         return KOPT_ERROR_STATE;
-    kopt_optimizer_from_header_(&made, h, 1);
-    result = kopt_check_save_header_(h, expected, &made);
-    if (result != KOPT_OK) return result == KOPT_ERROR_OPTION ? result : KOPT_ERROR_STATE;
-    tensors = kopt_load_le64_(h + 16);
-    left = kopt_load_le64_(h + 24) - (KOPT_SAVE_HEADER_ + 4); /* bytes of the tensors; huge if it is below 0 */
-    if (left % 4 != 0 || left / KOPT_HEADER_ < tensors || left >> 63 != 0 || (tensors == 0 && left != 0))
+    memset(&head->t, 0, sizeof head->t);
+    head->t.weight_format = (kopt_format)h[6];
+    head->t.n = (size_t)kopt_load_le64_(h + 16);
+    head->t.id = kopt_load_le32_(h + 12);
+    head->t.first_index = kopt_load_le64_(h + 24);
+    if (head->t.n != kopt_load_le64_(h + 16) || head->t.n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS;
+    if (h[5] == KOPT_RULE_ADAM_ATAN2 && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
+    kopt_optimizer_from_header_(&head->opt, h, saved);
+    kopt_make_variant_(&rounding, &moments, &head->opt, head->t.weight_format);
+    /* does it contradict the rule or a format? */
+    if (h[7] != (rounding & (saved ? 255 : 15)) || h[9] != (moments & (saved ? 255 : 7))) return KOPT_ERROR_STATE;
+    if ((head->opt.nesterov && (moments & 7) == 0) || head->t.first_index >> 63 != 0) return KOPT_ERROR_STATE;
+    l = kopt_layout_for_(&head->opt, &head->t);
+    head->count = 1;
+    head->size = saved ? kopt_saved_size_(&l) : l.total;
+    return head->size == 0 ? KOPT_ERROR_STATE : KOPT_OK; /* nobody makes a block that stores nothing */
+}
+
+static kopt_result kopt_read_head_(kopt_head_ *head, const kopt_byte_ *h, size_t in_size) {
+    kopt_byte_ expected[KOPT_SAVE_HEADER_];
+    kopt_result result;
+    uint64_t left;
+    if (h == NULL) return KOPT_ERROR_NULL;
+    if (in_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
+    if (kopt_load_le32_(h) != KOPT_SAVE_MAGIC_) return kopt_read_tensor_head_(head, h);
+    if (in_size < KOPT_SAVE_HEADER_) return KOPT_ERROR_SIZE;
+    if (h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 || !kopt_header_options_valid_(h))
         return KOPT_ERROR_STATE;
-    if (opt != NULL) *opt = made;
-    if (count != NULL) *count = tensors;
+    kopt_optimizer_from_header_(&head->opt, h, 1);
+    result = kopt_check_save_header_(h, expected, &head->opt);
+    if (result != KOPT_OK) return result == KOPT_ERROR_OPTION ? result : KOPT_ERROR_STATE;
+    head->count = kopt_load_le64_(h + 16);
+    head->size = kopt_load_le64_(h + 24);
+    left = head->size - (KOPT_SAVE_HEADER_ + 4); /* bytes of the tensors; huge if it is below 0 */
+    if (left % 4 != 0 || left / KOPT_HEADER_ < head->count || left >> 63 != 0 || (head->count == 0 && left != 0))
+        return KOPT_ERROR_STATE;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count,
+                                   uint64_t *size) {
+    kopt_head_ head;
+    const kopt_result result = kopt_read_head_(&head, (const kopt_byte_ *)in, in_size);
+    if (result != KOPT_OK) return result;
+    if (opt != NULL) *opt = head.opt;
+    if (count != NULL) *count = head.count;
+    if (size != NULL) *size = head.size;
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_inspect_tensor(const void *in, size_t in_size, uint64_t *offset, kopt_tensor *t) {
+    const kopt_byte_ *h = (const kopt_byte_ *)in;
+    kopt_head_ head;
+    kopt_result result = kopt_read_head_(&head, h, in_size);
+    uint64_t at, end;
+    if (result != KOPT_OK) return result;
+    if (offset == NULL) return KOPT_ERROR_NULL;
+    at = *offset;
+    end = head.size;
+    if (kopt_load_le32_(h) == KOPT_SAVE_MAGIC_) {
+        if (at == 0) at = KOPT_SAVE_HEADER_;
+        end -= 4; /* the checksum */
+        if (at >= end) return KOPT_ERROR_BOUNDS;
+        if (end - at < KOPT_HEADER_) return KOPT_ERROR_STATE;
+        if (at > in_size || in_size - at < KOPT_HEADER_) return KOPT_ERROR_SIZE;
+        h += (size_t)at;
+        result = kopt_read_tensor_head_(&head, h);
+        if (result != KOPT_OK) return result;
+        if (h[10] == 0 || head.size > end - at) return KOPT_ERROR_STATE;
+    } else if (at != 0) {
+        return KOPT_ERROR_BOUNDS;
+    }
+    *offset = at + head.size;
+    if (t != NULL) *t = head.t;
     return KOPT_OK;
 }
 

@@ -15,7 +15,6 @@ import dataclasses
 import json
 import math
 import os
-import struct
 import sys
 import tempfile
 import zlib
@@ -380,25 +379,20 @@ def allocate(opt, tensors):
     return memory
 
 
-HEADER = 64  # bytes of a tensor in a checkpoint before its weights: docs/numerics.md, section 8c
+HEADER = 64  # bytes of a state block before its residual: see kopt_state_size()
 SCALE = {torch.bfloat16: 1.0, torch.float16: 2048.0}  # an fp16 compensation is stored * 2^11
 
 
 def read_kahan_opt(path, names=None):
-    data, opt, count = read_bytes(path), ko.kopt_optimizer(), ko.c_uint64()
+    data, opt, count, end = read_bytes(path), ko.kopt_optimizer(), ko.c_uint64(), ko.c_uint64(0)
     refuse_unless(data[:4] == b"KSAV", "%s is no checkpoint of kahan_opt (bytes of kopt_save())", path)
-    check(ko.kopt_save_inspect(data, len(data), ko.byref(opt), ko.byref(count)), path)
-    empty = ko.kopt_save_size(ko.byref(opt), None, 0)
-    offset, found, names = empty - 4, [], read_names(names)
+    check(ko.kopt_inspect(data, len(data), ko.byref(opt), ko.byref(count), None), path)
+    found, names = [], read_names(names)
     while len(found) < count.value:
-        t, size = ko.kopt_tensor(), 0
-        if offset + HEADER <= len(data):
-            t.weight_format = data[offset + 6] if data[offset + 6] in DTYPE else ko.KOPT_F32
-            t.id, t.n, t.first_index = struct.unpack_from("<IQQ", data, offset + 12)
-            size = ko.kopt_save_size(ko.byref(opt), ko.byref(t), 1) - empty
-        refuse_unless(HEADER <= size <= len(data) - offset, "%s: tensor %d of %d is not complete: the file was "
-                      "cut off or is damaged", path, len(found) + 1, count.value)
-        offset += size
+        t = ko.kopt_tensor()
+        result = ko.kopt_inspect_tensor(data, len(data), ko.byref(end), ko.byref(t))
+        refuse_unless(result == ko.KOPT_OK and end.value <= len(data), "%s: tensor %d of %d is not complete: the file "
+                      "was cut off or is damaged", path, len(found) + 1, count.value)
         found.append(t)
     tensors = (ko.kopt_tensor * len(found))(*found)
     memory = allocate(opt, tensors)
@@ -437,16 +431,16 @@ def write_kahan_opt(path, ck, draw=False):
     tensors = (ko.kopt_tensor * count)()
     for t, one in zip(tensors, ck.tensors):
         t.weight_format, t.n, t.id = one.form, one.weight.numel(), one.id
-    memory, residuals = allocate(opt, tensors), {}
-    for i, (t, one, (weight, _)) in enumerate(zip(tensors, ck.tensors, memory)):
+    memory = allocate(opt, tensors)
+    for t, one, (weight, block) in zip(tensors, ck.tensors, memory):
         value = one.value().float()
         check(ko.kopt_state_init(ko.byref(opt), ko.byref(t), 1, value.data_ptr()), one.name)
         if (opt.rounding == ko.KOPT_KAHAN and one.master is None and weight.dtype == one.weight.dtype and
                 weight.dtype in SCALE and opt.rule != ko.KOPT_RULE_RANGER):
             weight.copy_(one.weight)  # both as they are: a sum in fp32 would lose the last bits of the compensation
             if one.residual is not None and not draw:
-                kept = (one.residual * SCALE[weight.dtype]).to(weight.dtype).view(torch.int16)
-                residuals[ko.kopt_save_size(ko.byref(opt), tensors, i) - 4 + HEADER + (2 * t.n + 3) // 4 * 4] = kept
+                kept = (one.residual * SCALE[weight.dtype]).to(weight.dtype)
+                block[HEADER:HEADER + 2 * t.n] = kept.view(torch.uint8)
         if draw:
             kept = one.value() - one.weight.double() if one.keeps() else torch.zeros(1)
             refuse_unless(bool(((kept == 0) | kept.isnan()).all()), "--residual random: %s has a residual already, "
@@ -458,9 +452,6 @@ def write_kahan_opt(path, ck, draw=False):
                   "%s, %s" % (one.name, SLOT[slot]))
     data = bytearray(ko.kopt_save_size(ko.byref(opt), tensors, count))
     check(ko.kopt_save(ko.byref(opt), tensors, count, ko.byref(ko.c_char.from_buffer(data)), len(data)), path)
-    for place, kept in residuals.items():
-        data[place:place + 2 * kept.numel()] = kept.numpy().astype("<i2").tobytes()
-    data[-4:] = zlib.crc32(data[:-4] + b"\0").to_bytes(4, "little")
     with open(path, "wb") as f:
         f.write(data)
 

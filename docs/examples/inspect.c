@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEADER = 176, TENSOR_HEADER = 64, CHECKSUM = 4, LISTED = 20 };
+enum { CHECKSUM = 4, LISTED = 20 }; /* bytes of a CRC-32, which locate() computes; tensors that are listed */
 
 typedef const unsigned char *bytes;
 
@@ -120,51 +120,51 @@ static kopt_result load(kopt_optimizer *opt, kopt_tensor *t, size_t count, bytes
 /* Describes the checkpoint that begins at p. Returns 1 if it is whole. *size: the bytes that there are; then those
    that belong to it. */
 static int inspect(bytes p, uint64_t *size) {
-    const uint64_t there = *size;
-    uint64_t tensors, need, at = HEADER, weights = 0, *start;
+    const size_t there = (size_t)*size;
+    uint64_t tensors, need, at, weights = 0, *start;
     kopt_optimizer opt;
-    kopt_tensor *t;
-    size_t count, i;
-    int finite;
-    kopt_result result = kopt_save_inspect(p, (size_t)there, &opt, &tensors);
+    kopt_tensor *t, one;
+    size_t found, complete = 0, i;
+    int finite, rounds = 0;
+    kopt_result result = kopt_inspect(p, there, &opt, &tensors, &need);
     *size = 4; /* until it is known */
     if (result != KOPT_OK) {
-        printf("  DAMAGED or CUT OFF within its first %d bytes: %s\n", HEADER, kopt_result_string(result));
+        printf("  DAMAGED or CUT OFF within its head: %s\n", kopt_result_string(result));
         return 0;
     }
-    describe(&opt, p[6] != KOPT_F32); /* the format of the first tensor whose weights have 16 bits */
-    need = number(p + 24, 8);
-    count = (size_t)(tensors < there / TENSOR_HEADER ? tensors : there / TENSOR_HEADER);
-    t = room(count * sizeof *t), start = room(count * sizeof *start);
-    for (i = 0; i < count; ++i) {
-        start[i] = at;
-        if (there - at < TENSOR_HEADER || kopt_state_inspect(p + at, TENSOR_HEADER, NULL, &t[i]) != KOPT_OK) break;
-        at += kopt_save_size(&opt, &t[i], 1) - kopt_save_size(&opt, NULL, 0);
+    for (at = 0, found = 0; kopt_inspect_tensor(p, there, &at, &one) == KOPT_OK; ++found)
+        rounds |= one.weight_format != KOPT_F32;
+    describe(&opt, rounds);
+    t = room((found + 1) * sizeof *t), start = room((found + 1) * sizeof *start);
+    start[0] = kopt_save_size(&opt, NULL, 0) - CHECKSUM;
+    for (at = 0, i = 0; (result = kopt_inspect_tensor(p, there, &at, &t[i])) == KOPT_OK; ++i) {
+        start[i + 1] = at;
+        complete += at <= there;
         weights += t[i].n;
         if (i < LISTED)
             printf("  tensor %-4lu id %lu, %lu weights in %s, bytes %llu to %llu\n", (unsigned long)i + 1,
                    (unsigned long)t[i].id, (unsigned long)t[i].n, formats[t[i].weight_format],
                    (unsigned long long)start[i], (unsigned long long)at - 1);
-        if (at > there) break; /* this one is not all there */
     }
-    if (i > LISTED) printf("  ... and %lu more\n", (unsigned long)i - LISTED);
+    if (found > LISTED) printf("  ... and %lu more\n", (unsigned long)found - LISTED);
     if (there < need) {
-        printf("  CUT OFF: %llu of %llu bytes are there, of which tensor %lu of %llu is the last\n",
-               (unsigned long long)there, (unsigned long long)need, (unsigned long)(i < count ? i + 1 : count),
-               (unsigned long long)tensors);
+        printf("  CUT OFF: %llu of %llu bytes are there, of which tensor %llu of %llu is the last\n",
+               (unsigned long long)there, (unsigned long long)need,
+               (unsigned long long)(complete < tensors ? complete + 1 : tensors), (unsigned long long)tensors);
         *size = there;
         result = KOPT_ERROR_SIZE;
     } else {
         *size = need;
-        result = KOPT_ERROR_CHECKSUM; /* if the tensors do not end where the header says */
-        if (i == tensors && at + CHECKSUM == need) result = load(&opt, t, count, p, (size_t)need, &finite);
+        /* do the tensors end where the head says? */
+        result = result == KOPT_ERROR_BOUNDS && found == tensors ? load(&opt, t, found, p, (size_t)need, &finite)
+                                                                 : KOPT_ERROR_CHECKSUM;
         if (result == KOPT_OK) {
             printf("  whole: %llu tensors, %llu weights, %llu bytes, the right checksum; ", (unsigned long long)tensors,
                    (unsigned long long)weights, (unsigned long long)need);
             puts(finite ? "all weights are finite" : "but WEIGHTS ARE INFINITE OR NaN");
         } else {
             printf("  DAMAGED: %s\n", kopt_result_string(result));
-            locate(p, need, start, i < count ? i + 1 : count);
+            locate(p, need, start, found < tensors ? found + 1 : found);
         }
     }
     free(t), free(start);

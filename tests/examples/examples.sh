@@ -91,7 +91,7 @@ done
 [ -z "$wrong" ]
 report $? "inspect: the place of a flipped bit$wrong"
 flip 521 1
-[ $? = 1 ] && grep -q 'DAMAGED or CUT OFF within its first 176 bytes' $out/log
+[ $? = 1 ] && grep -q 'DAMAGED or CUT OFF within its head' $out/log
 report $? "inspect: a flipped bit in what says how the checkpoint is to be read"
 head -c 1608 $out/run >$out/cut
 $out/inspect $out/run $out/cut kahan_opt.h >$out/log

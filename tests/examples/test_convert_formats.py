@@ -97,7 +97,7 @@ class Ours:
         with open(path, "rb") as f:
             data = f.read()
         self.opt, self.names = ko.kopt_optimizer(), list(shapes or SHAPES)
-        ko.check(ko.kopt_save_inspect(data, len(data), ko.byref(self.opt), None))
+        ko.check(ko.kopt_inspect(data, len(data), ko.byref(self.opt), None, None))
         self.tensors, self.memory = (ko.kopt_tensor * len(self.names))(), {}
         for i, (name, shape) in enumerate((shapes or SHAPES).items()):
             n, t = torch.Size(shape).numel(), self.tensors[i]
@@ -1034,7 +1034,7 @@ def contradictions():
         tried += 1
         if not accepted("kahan_opt", "fp32", broken):
             continue
-        ko.check(ko.kopt_save_inspect(bytes(broken), 176, ko.byref(opt), None))
+        ko.check(ko.kopt_inspect(bytes(broken), 256, ko.byref(opt), None, None))
         ko.check(ko.kopt_save(ko.byref(opt), None, 0, (ko.c_char * 180).from_buffer(again), 180))
         if again[:16] + again[32:176] != broken[:16] + broken[32:176]:
             wrong.append((place, value))

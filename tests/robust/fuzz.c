@@ -1175,11 +1175,30 @@ static int header_good(const unsigned char *h) {
     if (rule > KOPT_RULE_ADAM_ATAN2 || h[6] > KOPT_FP16 || rounding > KOPT_EXACT || h[8] > 4 || h[8] == 3) return 0;
     if (moments < least[rule] || moments > largest[rule] || (h[6] == KOPT_F32 && rounding != 0)) return 0;
     if (little(h + 16, 8) > (SIZE_MAX - 256) / 32 || little(h + 24, 8) >> 63 != 0) return 0;
-    if (h[10] == 0) return h[7] < 16 && h[9] < 8;
+    if (h[10] == 0) return h[7] < 16 && h[9] < 8 && little(h + 16, 8) != 0 && (moments != 0 || rounding >= KOPT_KAHAN);
     if (h[7] >= 64 || (h[7] & 16 && (moments == 0 || h[8] == KOPT_F32)) || (h[7] & 32 && !compensated)) return 0;
     if (decay > KOPT_DECAY_FULLY_DECOUPLED || (decay != 0 && rule == KOPT_RULE_EMA)) return 0;
     return (!(h[9] & 8) || (rule == KOPT_RULE_SGD && moments != 0)) && (!(h[9] & 64) || rule == KOPT_RULE_ADAM) &&
            (!(h[9] & 128) || rule == KOPT_RULE_ADAM_ATAN2);
+}
+
+/* Bytes of a tensor with such a header in a checkpoint, or of such a block. */
+static uint64_t header_size(const unsigned char *h) {
+    const int step = h[10] ? 4 : 16, rounding = h[7] % 16, copies = h[5] == KOPT_RULE_RANGER ? 2 : 1, q8 = h[8] == 4;
+    const uint64_t n = little(h + 16, 8), weight = h[6] == KOPT_F32 ? 4 : 2,
+                   moment = q8                 ? 1
+                            : h[8] == KOPT_F32 ? 4
+                                               : 2,
+                   residual = rounding < KOPT_KAHAN      ? 0
+                              : rounding == KOPT_COMPACT ? 1
+                                                         : 2;
+    const uint64_t sizes[] = {n * weight, n * residual, n * moment, q8 ? (n + 255) / 256 * 4 : 0};
+    const int times[] = {copies - !h[10], copies, h[9] % 8, h[9] % 8};
+    uint64_t size = 64;
+    int k;
+    for (k = 0; k < 4; ++k)
+        size += (uint64_t)times[k] * ((sizes[k] + (uint64_t)step - 1) / (uint64_t)step * (uint64_t)step);
+    return size;
 }
 
 /* What a header says, whatever its bytes are: of a block or, with a bit that is wrong or none, of a checkpoint. */
@@ -1190,6 +1209,7 @@ static void call_inspect(void) {
     size_t size = byte() & 15 ? t->state_size : below(64);
     kopt_optimizer o;
     kopt_tensor shape = {0};
+    uint64_t count = 0, whole = 0, offset;
     int expected, good,
         right = h != NULL && size >= 64 && optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && t->n &&
                 layout_of(&w.opt, t).size && block_good(&w.opt, t);
@@ -1206,17 +1226,63 @@ static void call_inspect(void) {
     prepare();
     if (h != NULL && size >= 64) reads(h, 64);
     hostile_control();
-    good = took(kopt_state_inspect(h, size, &o, &shape));
-    finish(15, "kopt_state_inspect", good, expected);
+    good = took(kopt_inspect(h, size, &o, &count, &whole));
+    finish(15, "kopt_inspect", good, expected);
+    offset = byte() & 3 ? 0 : word() % 65;
+    expected = expected && offset == 0;
+    prepare();
+    if (h != NULL && size >= 64) reads(h, 64);
+    hostile_control();
+    finish(7, "kopt_inspect_tensor", took(kopt_inspect_tensor(h, size, &offset, &shape)), expected);
     if (!good) return;
-    REQUIRE((int)o.rule == h[5] && (int)shape.weight_format == h[6] && (int)o.rounding == h[7] % 16 &&
-                o.step == (h[10] ? little(h + 40, 4) : 0) && o.seed == (h[10] ? little(h + 32, 8) : 0) &&
-                shape.n == little(h + 16, 8) && shape.id == little(h + 12, 4) && shape.first_index == little(h + 24, 8),
+    REQUIRE((int)o.rule == h[5] && (int)o.rounding == h[7] % 16 && o.step == (h[10] ? little(h + 40, 4) : 0) &&
+                o.seed == (h[10] ? little(h + 32, 8) : 0) && count == 1 && whole == header_size(h),
             "another header is told of");
     if (right)
-        REQUIRE(ref_layout_of(&o, shape.weight_format, t->n).size == layout_of(&w.opt, t).size &&
+        REQUIRE(ref_layout_of(&o, t->weight_format, t->n).size == layout_of(&w.opt, t).size &&
                     !o.stable == !(h[10] && w.opt.rule == KOPT_RULE_ADAM && w.opt.stable),
                 "another optimizer is told of");
+    if (expected)
+        REQUIRE((int)shape.weight_format == h[6] && shape.n == little(h + 16, 8) && shape.id == little(h + 12, 4) &&
+                    shape.first_index == little(h + 24, 8) && offset == whole,
+                "another tensor is told of");
+}
+
+/* A walk over the tensors of a checkpoint of `size` bytes, which have a wrong bit at `wrong`, or none if that is size.
+   Only `there` bytes are there. */
+static void walk_image(const unsigned char *image, size_t size, size_t there, size_t wrong, size_t count) {
+    unsigned char *p = malloc(there + (there == 0)); /* ends there, for a sanitizer */
+    uint64_t offset = byte() & 1 ? 0 : byte() & 1 ? below((uint32_t)size + 8) : ~(uint64_t)0 - word() % 512;
+    const uint64_t begun = offset;
+    size_t walked = 0;
+    int whole = 1;
+    if (p == NULL) return;
+    memcpy(p, image, there);
+    for (;;) {
+        const uint64_t at = offset == 0 ? 176 : offset, was = offset;
+        kopt_tensor t;
+        int good, expected = there >= 176 && at < size - 4 && size - 4 - at >= 64 && at + 64 <= there;
+        if (expected) {
+            const unsigned char *h = p + at;
+            expected = header_good(h) && h[10] == 1 && header_size(h) <= size - 4 - at;
+        }
+        if (wrong < 176 && there >= 176) expected = -1; /* the head may be good or bad */
+        prepare();
+        hostile_control();
+        good = took(kopt_inspect_tensor(p, there, &offset, &t));
+        finish(7, "kopt_inspect_tensor", good, expected);
+        REQUIRE(good ? at + 64 <= offset && at + 64 <= there : offset == was, "a step that leads nowhere");
+        if (!good) break;
+        REQUIRE(t.n == little(p + at + 16, 8) && t.id == little(p + at + 12, 4) && t.weight == NULL &&
+                    t.state == NULL && t.state_size == 0 && (int)t.weight_format == p[at + 6] &&
+                    offset == at + header_size(p + at),
+                "another tensor is told of");
+        ++walked;
+        whole &= (int)(offset <= there);
+    }
+    if (wrong == size && there == size && begun == 0)
+        REQUIRE(walked == count && whole && offset == (count ? size - 4 : 0), "not all tensors are told of");
+    free(p);
 }
 
 static void call_number(void) {
@@ -1263,7 +1329,7 @@ static void call_checkpoint(void) {
     kopt_optimizer o;
     kopt_file file;
     image_bytes image_file;
-    uint64_t found = 0;
+    uint64_t found = 0, bytes = 0;
     make_list(count);
     expected = optimizer_good(&w.opt) && list_good(&w.opt, count, 0, 1, &apart);
     prepare();
@@ -1287,11 +1353,13 @@ static void call_checkpoint(void) {
                 memcmp(again, image, size) == 0,
             "in pieces, it is saved in another way");
     memset(&o, 0, sizeof o);
-    REQUIRE(kopt_save_inspect(image, size, &o, &found) == KOPT_OK && found == count && o.rule == w.opt.rule &&
-                o.step == w.opt.step && bits_of(o.lr) == bits_of(w.opt.lr),
+    REQUIRE(kopt_inspect(image, 176, &o, &found, &bytes) == KOPT_OK && found == count && bytes == size &&
+                o.rule == w.opt.rule && o.step == w.opt.step && bits_of(o.lr) == bits_of(w.opt.lr),
             "another optimizer is told of");
+    walk_image(image, size, byte() & 3 ? size : below((uint32_t)size), size, count);
     at = below(2) ? below(176) : below((uint32_t)size);
     image[at] ^= (unsigned char)(1u << below(8));
+    walk_image(image, size, byte() & 3 ? size : below((uint32_t)size), at, count);
     memcpy(again, image, sizeof image);
     prepare();
     hostile_control();

@@ -251,7 +251,8 @@ static NOINLINE void record_checkpoint(kopt_optimizer *o, const kopt_tensor *t) 
     size_t at = 0;
     kopt_optimizer inspected;
     kopt_file file;
-    uint64_t count = 0;
+    uint64_t count = 0, inspected_size = 0, end = 0;
+    kopt_tensor shape;
     file.write = append_image, file.read = read_image, file.user = &at;
     record_result(kopt_save(o, t, 1, image, sizeof image));
     record(image, size);
@@ -260,7 +261,10 @@ static NOINLINE void record_checkpoint(kopt_optimizer *o, const kopt_tensor *t) 
     record(image_again, at);
     record_result(kopt_load_from(o, t, 1, &file));
     memset(&inspected, 0, sizeof inspected);
-    record_result(kopt_save_inspect(image, size, &inspected, &count));
+    record_result(kopt_inspect(image, size, &inspected, &count, &inspected_size));
+    memset(&shape, 0, sizeof shape);
+    record_result(kopt_inspect_tensor(image, size, &end, &shape));
+    RECORD(inspected_size), RECORD(end), RECORD(shape.n);
     RECORD(count), RECORD(inspected.lr), RECORD(inspected.weight_decay), RECORD(inspected.clip), RECORD(o->lr);
 }
 
@@ -437,7 +441,7 @@ CASE(scaler_begin) {
     record_scaler(&s), record_step(steps);
     record_result(kopt_scaler_begin(&s, steps, all, 2, &norm, v.a, &skipped));
     record_scaler(&s), record_step(&steps[0]), record_step(&steps[1]);
-    record_result(kopt_state_inspect(state, sizeof state, &was, &t));
+    record_result(kopt_inspect(state, sizeof state, &was, NULL, NULL));
     RECORD(was.lr), RECORD(was.weight_decay), RECORD(was.beta1), RECORD(was.beta2);
 }
 

@@ -294,11 +294,21 @@ static void check_ranges(void) {
 static kopt_result save(void) { return kopt_save(&opt, &t, 1, image, sizeof image); }
 static kopt_result load(kopt_optimizer *o) { return kopt_load(o, &t, 1, image, sizeof image); }
 
+/* Both of a head: its options, and its first tensor. *end: where that ends. */
+static kopt_result inspect(const void *h, size_t size, kopt_optimizer *o, kopt_tensor *first, uint64_t *end) {
+    const kopt_result result = kopt_inspect(h, size, o, NULL, NULL);
+    *end = 0;
+    if (result != KOPT_OK || first == NULL) return result;
+    return kopt_inspect_tensor(h, size, end, first);
+}
+
 static void check_identity(void) {
     unsigned char *const saved = image + 176; /* the header of the tensor */
     kopt_optimizer o, was;
-    kopt_tensor shape = kopt_tensor_of(NULL, KOPT_FP16, NULL, KOPT_F32, 0, NULL, 0);
+    kopt_tensor shape;
+    uint64_t count = 9, whole = 9, end = 9;
     size_t size;
+    memset(&shape, 0xA5, sizeof shape);
 #define OTHER(make, change)                                                                           \
     do {                                                                                              \
         build(make);                                                                                  \
@@ -347,7 +357,8 @@ static void check_identity(void) {
     opt.step = 9;
     size = kopt_state_size(&opt, &t);
     was = kopt_sgd(0, 0);
-    ok(save() == KOPT_OK && kopt_state_inspect(saved, 64, &was, &shape) == KOPT_OK,
+    ok(save() == KOPT_OK && inspect(saved, 64, &was, &shape, &end) == KOPT_OK &&
+           end == kopt_save_size(&opt, &t, 1) - 180,
        "inspect: a tensor in a checkpoint");
     ok(was.rule == KOPT_RULE_ADAM && was.decay_mode == KOPT_DECAY_DECOUPLED && !was.stable && !was.amsgrad &&
            was.rounding == KOPT_KAHAN && shape.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 &&
@@ -358,38 +369,56 @@ static void check_identity(void) {
        "inspect: lr, weight_decay, beta1, beta2");
     ok(was.seed == 11 && was.step == 9 && shape.n == N && shape.id == 3 && shape.first_index == 256,
        "inspect: seed, step, n, id, first_index");
-    ok(kopt_state_size(&was, &shape) == size && kopt_state_inspect(saved, 64, NULL, NULL) == KOPT_OK,
-       "inspect: an optimizer that works");
+    ok(shape.weight == NULL && shape.copy == NULL && shape.state == NULL && shape.state_size == 0 &&
+           shape.grad_format == KOPT_F32 && !(shape.rate_scale > 0) && shape.no_decay == 0 && shape.counts == NULL,
+       "inspect: the other fields of a tensor are 0");
+    ok(kopt_state_size(&was, &shape) == size && kopt_inspect(saved, 64, NULL, NULL, NULL) == KOPT_OK &&
+           kopt_inspect(saved, 64, NULL, &count, &whole) == KOPT_OK && count == 1 && whole == end,
+       "inspect: an optimizer that works; one tensor of so many bytes");
     o = kopt_adamw(0.2);
     ok(load(&o) == KOPT_OK && o.step == 9 && o.seed == 11 && fabs(o.lr - 0.1) < 1e-12,
        "other numbers may differ: loaded, they are those of the checkpoint");
-    shape.n = shape.id = 0, shape.first_index = 0, shape.weight_format = KOPT_FP16;
-    ok(kopt_state_inspect(state.byte, size, &was, &shape) == KOPT_OK && was.rule == KOPT_RULE_ADAM && !was.amsgrad &&
+    memset(&shape, 0xA5, sizeof shape);
+    ok(inspect(state.byte, 64, &was, &shape, &end) == KOPT_OK && was.rule == KOPT_RULE_ADAM && !was.amsgrad &&
            was.rounding == KOPT_KAHAN && shape.weight_format == KOPT_BF16 && was.moment_format == KOPT_BF16 &&
            shape.n == N && shape.id == 3 && shape.first_index == 256 && kopt_state_size(&was, &shape) == size,
        "inspect: a state block: what lays it out, and whose it is");
+    count = whole = 9;
+    ok(end == size && kopt_inspect(state.byte, size, NULL, &count, &whole) == KOPT_OK && count == 1 && whole == size &&
+           kopt_inspect_tensor(state.byte, size, &end, &shape) == KOPT_ERROR_BOUNDS && end == size,
+       "... and how long it is: there is one tensor in it");
     ok(was.seed == 0 && was.step == 0 && ref_bits((float)was.lr) == 0 && was.decay_mode == KOPT_DECAY_L2 &&
            ref_bits((float)was.beta2) == ref_bits(0.999f),
        "... and nothing else");
     saved[48] = saved[49] = 0, saved[50] = 0x80, saved[51] = 0x7f;
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.lr > 1e300, "inspect: an infinite lr");
-    ok(kopt_state_inspect(NULL, 64, &was, NULL) == KOPT_ERROR_NULL &&
-           kopt_state_inspect(saved, 63, &was, NULL) == KOPT_ERROR_SIZE,
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_OK && was.lr > 1e300, "inspect: an infinite lr");
+    end = 0;
+    ok(kopt_inspect(NULL, 64, &was, NULL, NULL) == KOPT_ERROR_NULL &&
+           kopt_inspect(saved, 63, &was, NULL, NULL) == KOPT_ERROR_SIZE &&
+           kopt_inspect_tensor(NULL, 64, &end, &shape) == KOPT_ERROR_NULL &&
+           kopt_inspect_tensor(saved, 64, NULL, &shape) == KOPT_ERROR_NULL &&
+           kopt_inspect_tensor(saved, 63, &end, &shape) == KOPT_ERROR_SIZE && end == 0,
        "inspect: no header, half a header");
     saved[10] = 2;
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: neither a block nor a checkpoint");
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_ERROR_STATE, "inspect: neither a block nor a checkpoint");
     saved[10] = 1, saved[4] = 1;
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: a block of version 0.1");
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_ERROR_STATE, "inspect: a block of version 0.1");
     saved[4] = 2, saved[8] = 3;
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: 8-bit codes of version 0.1");
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_ERROR_STATE, "inspect: 8-bit codes of version 0.1");
     saved[8] = 1, saved[5] = 8;
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: a rule that does not exist");
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_ERROR_STATE, "inspect: a rule that does not exist");
     saved[5] = KOPT_RULE_ADAM_ATAN2, saved[9] = 2 + 16;
 #ifndef KAHAN_OPT_VMATH
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_OPTION, "inspect: a rule that this build leaves out");
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_ERROR_OPTION, "inspect: a rule that this build leaves out");
 #endif
     saved[5] = KOPT_RULE_LION;
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_ERROR_STATE, "inspect: Lion with two moments");
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_ERROR_STATE, "inspect: Lion with two moments");
+    build(kopt_adamw(1e-3));
+    kopt_state_init(&opt, &t, 1, NULL);
+    state.byte[9] = 0, state.byte[5] = KOPT_RULE_EMA; /* with compensations, an average has a block */
+    ok(kopt_inspect(state.byte, 64, &was, NULL, NULL) == KOPT_OK, "inspect: a block of kopt_ema()");
+    state.byte[7] = KOPT_STOCHASTIC;
+    ok(kopt_inspect(state.byte, 64, &was, NULL, NULL) == KOPT_ERROR_STATE, "inspect: a block that stores nothing");
 #ifndef KAHAN_OPT_VMATH
     {
         const double sharpness = 2;
@@ -398,7 +427,7 @@ static void check_identity(void) {
         kopt_state_init(&opt, &t, 1, NULL), save();
         image[5] = KOPT_RULE_ADAM_ATAN2;
         photograph();
-        ok(kopt_save_inspect(image, sizeof image, &was, NULL) == KOPT_ERROR_OPTION,
+        ok(kopt_inspect(image, sizeof image, &was, NULL, NULL) == KOPT_ERROR_OPTION,
            "inspect: a checkpoint of Adam-atan2");
         refuses(load(&opt), KOPT_ERROR_MISMATCH, "... loaded as AdamW");
         build(kopt_lion(1e-3));
@@ -406,47 +435,47 @@ static void check_identity(void) {
         for (size = 0; size < 8; ++size)
             image[160 + (*(const unsigned char *)&one ? size : 7 - size)] = ((const unsigned char *)&sharpness)[size];
         photograph();
-        ok(kopt_save_inspect(image, sizeof image, &was, NULL) == KOPT_ERROR_OPTION, "inspect: one of smooth Lion");
+        ok(kopt_inspect(image, sizeof image, &was, NULL, NULL) == KOPT_ERROR_OPTION, "inspect: one of smooth Lion");
         refuses(load(&opt), KOPT_ERROR_CHECKSUM, "... loaded as Lion");
     }
 #endif
     build(kopt_sgd(0.5, 0.9));
     opt.nesterov = 1;
     kopt_state_init(&opt, &t, 1, NULL);
-    ok(kopt_state_inspect(state.byte, ROOM, &was, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
+    ok(kopt_inspect(state.byte, ROOM, &was, NULL, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
            !was.nesterov && kopt_state_size(&was, &t) == kopt_state_size(&opt, &t),
        "inspect: a state block with a momentum, whatever it is");
     save();
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.rule == KOPT_RULE_SGD && was.nesterov &&
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_OK && was.rule == KOPT_RULE_SGD && was.nesterov &&
            ref_bits((float)was.momentum) == ref_bits(0.9f) && ref_bits((float)was.dampening) == 0,
        "inspect: SGD's momentum, no dampening");
     build(kopt_sgd(0.5, 0.9));
     opt.dampening = 0.25;
     kopt_state_init(&opt, &t, 1, NULL), save();
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && ref_bits((float)was.momentum) == ref_bits(0.9f) &&
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_OK && ref_bits((float)was.momentum) == ref_bits(0.9f) &&
            was.dampening > 0.24 && was.dampening < 0.26,
        "inspect: SGD's momentum and dampening");
     build(kopt_sgd(0.5, 1e-300)); /* 0 as fp32 */
     kopt_state_init(&opt, &t, 1, NULL), save();
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_OK && was.momentum > 0 && was.momentum < 1e-44 &&
            kopt_state_size(&was, &t) == kopt_state_size(&opt, &t),
        "inspect: a momentum that fp32 does not have still keeps a moment");
     build(kopt_sgd(0.5, 0));
     kopt_state_init(&opt, &t, 1, NULL), save();
     saved[59] = 0x3f; /* damaged: 0.5, and no moment */
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && !(was.momentum > 0) &&
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_OK && !(was.momentum > 0) &&
            kopt_state_size(&was, &t) == kopt_state_size(&opt, &t),
        "inspect: no momentum where there is no moment");
     build(kopt_adamw(0.5));
     opt.rounding = KOPT_COMPACT, opt.moment_rounding = KOPT_NEAREST;
     kopt_state_init(&opt, &t, 1, NULL), save();
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.rounding == KOPT_COMPACT &&
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_OK && was.rounding == KOPT_COMPACT &&
            was.moment_rounding == KOPT_NEAREST && was.residual_rounding == KOPT_STOCHASTIC,
        "inspect: moments rounded to nearest");
     build(kopt_adamw(0.5));
     opt.residual_rounding = KOPT_NEAREST;
     kopt_state_init(&opt, &t, 1, NULL), save();
-    ok(kopt_state_inspect(saved, 64, &was, NULL) == KOPT_OK && was.moment_rounding == KOPT_STOCHASTIC &&
+    ok(kopt_inspect(saved, 64, &was, NULL, NULL) == KOPT_OK && was.moment_rounding == KOPT_STOCHASTIC &&
            was.residual_rounding == KOPT_NEAREST,
        "inspect: compensation rounded to nearest");
 

@@ -1,5 +1,5 @@
 /* test_save.c - checkpoints of lists, also of several formats: kopt_save, kopt_load, both in pieces, and
-   kopt_save_inspect. The layout is read here byte by byte, by the tables in docs/numerics.md sections 8a and 8c, with a
+   kopt_inspect. The layout is read here byte by byte, by the tables in docs/numerics.md sections 8a and 8c, with a
    CRC-32 of its own. The checkpoints of save_v1.h stay as they are: every version reads them. `test_save fixtures`
    prints them again, if no bit of a step has changed. */
 #define KAHAN_OPT_VMATH
@@ -318,6 +318,10 @@ static uint64_t number(const unsigned char *p, int size) {
     return x;
 }
 
+static void put_number(unsigned char *p, uint64_t x, int size) {
+    for (; size > 0; --size, x >>= 8) *p++ = (unsigned char)x;
+}
+
 static uint32_t crc32_of(const unsigned char *p, size_t n) { /* one bit at a time */
     uint32_t crc = 0xFFFFFFFF;
     int k;
@@ -376,6 +380,86 @@ static const unsigned char *holds_tensors(const unsigned char *p, const unsigned
     return p;
 }
 
+/* Is t what a walk tells of a tensor? */
+static int told_as(const kopt_tensor *t, const kopt_tensor *of) {
+    kopt_tensor want;
+    memset(&want, 0, sizeof want);
+    want.weight_format = of->weight_format, want.n = of->n, want.id = of->id, want.first_index = of->first_index;
+    return memcmp(t, &want, sizeof want) == 0; /* there is no padding */
+}
+
+/* A walk over the checkpoint of m in bytes[]: whole, from no more bytes than it may read, and in a file. */
+static void check_walk(size_t size) {
+    static unsigned char piece[256];
+    uint64_t at = 0, start = 0, end = 176, count = 0, length;
+    kopt_tensor t, untouched;
+    kopt_result r;
+    int i, walked = 0, pieces = 0, hostile = 0, k;
+    memset(&untouched, 0xA5, sizeof untouched);
+    for (i = 0; i < LIST; ++i, start = at) {
+        const uint64_t h = end, was = at; /* its header */
+        end += kopt_save_size(&m.opt, &m.list[i], 1) - 180;
+        t = untouched;
+        walked += kopt_inspect_tensor(bytes, (size_t)h + 63, &at, &t) != KOPT_ERROR_SIZE || at != was;
+        walked += memcmp(&t, &untouched, sizeof t) != 0;
+        walked +=
+            kopt_inspect_tensor(bytes, (size_t)h + 64, &at, &t) != KOPT_OK || at != end || !told_as(&t, &m.list[i]);
+        at = was;
+        walked += kopt_inspect_tensor(bytes, size, &at, NULL) != KOPT_OK || at != end;
+        for (k = 0; k < 256; ++k) piece[k] = start + (uint64_t)k < size ? bytes[start + (uint64_t)k] : 0xA5;
+        length = 0;
+        pieces += kopt_inspect_tensor(piece, i == 0 ? 240 : 64, &length, &t) != KOPT_OK || start + length != end;
+        pieces += !told_as(&t, &m.list[i]);
+        pieces += i != 0 && (kopt_inspect(piece, 64, NULL, NULL, &count) != KOPT_OK || count != length);
+        pieces += i != 0 && kopt_inspect_tensor(piece, 256, &length, &t) != KOPT_ERROR_BOUNDS;
+    }
+    r = kopt_inspect_tensor(bytes, size, &at, &t);
+    walked += r != KOPT_ERROR_BOUNDS || at != end || end + 4 != size;
+    ok(!walked && !pieces, "a walk over the tensors: %d wrong; over a file, by pieces: %d wrong", walked, pieces);
+    for (at = 1; at < size + 70; ++at) { /* nothing is read beyond the end, whatever the offset */
+        end = at;
+        r = kopt_inspect_tensor(bytes, size, &end, &t);
+        hostile +=
+            at + 4 >= size ? r != KOPT_ERROR_BOUNDS || end != at : r == KOPT_OK && (end > size - 4 || end < at + 64);
+        hostile += r == KOPT_OK && memcmp(bytes + at, "KOPT", 4) != 0;
+        hostile += at + 68 > size && at + 4 < size && r != KOPT_ERROR_STATE; /* no room for a header */
+    }
+    for (k = 0; k < 64; ++k) {
+        end = at = (UINT64_C(1) << k) - 1 + (UINT64_C(3) << 62);
+        r = kopt_inspect_tensor(bytes, size, &end, &t);
+        hostile += r != KOPT_ERROR_BOUNDS || end != at;
+    }
+    memcpy(again, bytes, size);
+    put_number(again + 24, UINT64_C(0x7ffffffffffffffc), 8); /* it says that it is much longer than what is there */
+    for (k = 8; k < 62; ++k) {
+        end = at = (UINT64_C(1) << k) + size;
+        hostile += kopt_inspect_tensor(again, size, &end, &t) != KOPT_ERROR_SIZE || end != at;
+    }
+    memcpy(again, bytes, size);
+    for (k = 0; k < 64; ++k) { /* a tensor of any length; the sum of the lengths must not overflow */
+        const uint64_t n = UINT64_C(0xffffffffffffffff) >> k;
+        put_number(again + 176 + 16, n, 8);
+        end = 0;
+        r = kopt_inspect_tensor(again, size, &end, &t);
+        hostile += n > (SIZE_MAX - 256) / 32 ? r != KOPT_ERROR_BOUNDS : n > size && (r != KOPT_ERROR_STATE || end != 0);
+        r = kopt_inspect_tensor(again + 176, 64, &end, &t);
+        hostile += r == KOPT_OK && (t.n != n || end / 2 < n || end / 32 > n + 12);
+    }
+    memcpy(again, bytes, size);
+    again[176 + 10] = 0, again[176 + 7] &= 15, again[176 + 9] &= 7; /* the header of a state block in a checkpoint */
+    end = 0;
+    hostile += kopt_inspect_tensor(again, size, &end, &t) != KOPT_ERROR_STATE;
+    hostile += kopt_inspect_tensor(again + 176, 64, &end, &t) != KOPT_OK;
+    memcpy(again, bytes, size);
+    for (k = 0; k < 64; ++k) { /* any number of tensors */
+        const uint64_t n = UINT64_C(0xffffffffffffffff) >> k;
+        put_number(again + 16, n, 8);
+        r = kopt_inspect(again, 176, NULL, &count, NULL);
+        hostile += n == 0 || n > size / 64 ? r != KOPT_ERROR_STATE : n <= LIST && (r != KOPT_OK || count != n);
+    }
+    ok(!hostile, "... and hostile offsets, lengths and counts: %d wrong", hostile);
+}
+
 static void check_layout(weights which) {
     static const int at[] = {48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160};
     kopt_optimizer opt = kopt_adamw(0.1), seen;
@@ -383,7 +467,7 @@ static void check_layout(weights which) {
     const unsigned char *p;
     size_t size;
     int i, bad = 0, header = 0, tensor = 0;
-    uint64_t count = 0;
+    uint64_t count = 0, in_all = 0;
     opt.moment_format = KOPT_Q8, opt.rounding = KOPT_COMPACT, opt.zero_grad = 1, opt.beta1 = 0.95, opt.max_lr = 0.75;
     opt.lookahead = 9, opt.lookahead_rate = 0.1, opt.beta3 = 0.3, opt.momentum = 0.01, opt.dampening = 0.02;
     opt.grad_scale = 1 / 3.0, opt.clip = 0.7, opt.atan2_a = 1.1, opt.atan2_b = 1.2, opt.sharpness = 0;
@@ -406,24 +490,24 @@ static void check_layout(weights which) {
     ok(!tensor && (size_t)(p - bytes) + 4 == size && is_checksum(p, size - 4),
        "its tensors, its size and its checksum: %d wrong", tensor);
     memset(&seen, 0, sizeof seen);
-    ok(kopt_save_inspect(bytes, 176, &seen, &count) == KOPT_OK && count == LIST &&
+    ok(kopt_inspect(bytes, 176, &seen, &count, &in_all) == KOPT_OK && count == LIST && in_all == size &&
            bits_of(seen.beta1) == bits_of(opt.beta1) && bits_of(seen.max_lr) == bits_of(opt.max_lr) &&
            seen.lookahead == 9 && seen.zero_grad == 1 && seen.step == 3 && bits_of(seen.lr) == bits_of(opt.lr) &&
            seen.rounding == (which == IN_F32 ? KOPT_NEAREST : KOPT_COMPACT) && seen.moment_format == KOPT_Q8 &&
            seen.decay_mode == KOPT_DECAY_DECOUPLED && seen.sharpness == 0 && seen.seed == m.opt.seed &&
            bits_of(seen.grad_scale) == bits_of(opt.grad_scale) &&
-           kopt_save_inspect(bytes, 175, &seen, &count) == KOPT_ERROR_SIZE &&
-           kopt_save_inspect(NULL, 176, &seen, &count) == KOPT_ERROR_NULL &&
-           kopt_save_inspect(bytes, 176, NULL, NULL) == KOPT_OK,
-       "inspected: the options and the number of tensors");
+           kopt_inspect(bytes, 175, &seen, &count, &in_all) == KOPT_ERROR_SIZE &&
+           kopt_inspect(NULL, 176, &seen, &count, &in_all) == KOPT_ERROR_NULL &&
+           kopt_inspect(bytes, 176, NULL, NULL, NULL) == KOPT_OK,
+       "inspected: the options, the number of tensors and the size");
     ok(kopt_save_size(&seen, m.list, LIST) == size, "what was inspected is an optimizer");
     for (bad = 0, i = 0; i < 12; ++i) {
         memcpy(again, bytes, 176);
         again[i] ^= 0x80; /* in bytes 7 and 9, the high bit is a reserved one or that of Adam-atan2 */
-        bad += i != 7 && i != 9 && kopt_save_inspect(again, 176, NULL, NULL) != KOPT_ERROR_STATE;
+        bad += i != 7 && i != 9 && kopt_inspect(again, 176, NULL, NULL, NULL) != KOPT_ERROR_STATE;
     }
-    bad += kopt_save_inspect(m.state[0], 176, NULL, NULL) != KOPT_ERROR_STATE;
     ok(!bad, "what is no checkpoint is not inspected: %d are", bad);
+    check_walk(size);
 }
 
 /* ---- Damage ------------------------------------------------------------------------------------------------------ */
@@ -482,10 +566,6 @@ static place places[MOST_PLACES];
 static int place_count;
 static uint32_t dice;
 static uint32_t below(uint32_t n) { return lcg32(&dice) / 2 % n; }
-
-static void put_number(unsigned char *p, uint64_t x, int size) {
-    for (; size > 0; --size, x >>= 8) *p++ = (unsigned char)x;
-}
 
 /* Every field of a header: of a checkpoint (which has lookahead and flags) or of a state block at `at`. */
 static void add_fields(size_t at, int block) {
@@ -596,7 +676,7 @@ static void try_contradiction(const model *pristine, size_t size) {
     }
     /* What the header tells is an optimizer whose own header has the same bytes. */
     memset(&seen, 0xA5, sizeof seen);
-    if (kopt_save_inspect(again, 176, &seen, &count) != KOPT_OK) {
+    if (kopt_inspect(again, 176, &seen, &count, NULL) != KOPT_OK) {
         bad_told += r == KOPT_OK;
         return;
     }
@@ -612,20 +692,24 @@ static void try_header(const unsigned char *h) {
     static float row[MOST];
     static unsigned char block[STATE], saved[STATE + 4 * MOST + 180];
     kopt_optimizer seen;
-    kopt_tensor t = kopt_tensor_of(row, KOPT_BF16, NULL, KOPT_BF16, 0, block, sizeof block);
+    kopt_tensor t;
+    uint64_t count = 0, size = 0, end = 0;
     memset(&seen, 0xA5, sizeof seen);
-    if (kopt_state_inspect(h, 64, &seen, &t) != KOPT_OK) return;
+    if (kopt_inspect(h, 64, &seen, &count, &size) != KOPT_OK) {
+        bad_told += kopt_inspect_tensor(h, 64, &end, &t) == KOPT_OK;
+        return;
+    }
     told++;
+    bad_told += count != 1 || kopt_inspect_tensor(h, 64, &end, &t) != KOPT_OK || end != size;
     bad_told += t.n > (SIZE_MAX - 256) / 32 || t.first_index >> 63 != 0;
     if (t.n > MOST || t.n == 0) return;
+    t.weight = row, t.state = block, t.state_size = sizeof block;
     seen.lr = seen.max_lr = 0.1, seen.beta1 = seen.beta2 = 0.5, seen.weight_decay = seen.dampening = 0;
     if (seen.rule == KOPT_RULE_SGD && h[9] & 7) seen.momentum = 0.5;
     bad_told += kopt_state_init(&seen, &t, 1, NULL) != KOPT_OK;
     bad_told += kopt_save(&seen, &t, 1, saved, sizeof saved) != KOPT_OK;
-    if (h[10])
-        bad_told += memcmp(saved + 176 + 4, h + 4, 28) != 0;
-    else
-        bad_told += kopt_state_size(&seen, &t) != 0 && memcmp(block + 4, h + 4, 28) != 0;
+    bad_told += size != (h[10] ? kopt_save_size(&seen, &t, 1) - 180 : kopt_state_size(&seen, &t));
+    bad_told += memcmp(h[10] ? saved + 176 + 4 : block + 4, h + 4, 28) != 0;
 }
 
 /* No struct has padding: copied or compared as bytes, all of them have been set. Every field is set from one byte. */
@@ -1051,7 +1135,7 @@ static void check_old(void) {
         kopt_file file = tape_file();
         kopt_tensor shape;
         const unsigned char *p;
-        uint64_t count = 0;
+        uint64_t count = 0, in_all = 0, end;
         int i;
         fresh.lr = 0.5, fresh.seed = 1, fresh.step = 99, fresh.grad_scale = 7, fresh.clip = 7, fresh.lookahead = 77;
         restart(&other, &fresh, old_weights(k));
@@ -1071,15 +1155,19 @@ static void check_old(void) {
         restart(&other, &fresh, old_weights(k));
         old_list(&other, k);
         bad_load += kopt_load_from(&other.opt, other.list, OLD_LIST, &file) != KOPT_OK || !same(&other, &whole);
-        told_wrong += kopt_save_inspect(fixture, size, &seen, &count) != KOPT_OK || count != OLD_LIST;
+        told_wrong +=
+            kopt_inspect(fixture, size, &seen, &count, &in_all) != KOPT_OK || count != OLD_LIST || in_all != size;
         told_wrong += kopt_save_size(&seen, other.list, OLD_LIST) != size || seen.step != 3;
-        for (p = fixture + 176, i = 0; i < OLD_LIST; ++i) {
-            told_wrong += kopt_state_inspect(p, 64, &seen, &shape) != KOPT_OK;
+        for (p = fixture + 176, end = 0, i = 0; i < OLD_LIST; ++i) {
+            told_wrong += kopt_inspect(p, 64, &seen, NULL, &in_all) != KOPT_OK;
+            told_wrong += kopt_inspect_tensor(fixture, size, &end, &shape) != KOPT_OK;
+            told_wrong += end != (uint64_t)(p - fixture) + in_all;
             told_wrong += shape.weight_format != other.list[i].weight_format || shape.n != other.list[i].n;
             told_wrong += shape.id != other.list[i].id || shape.first_index != other.list[i].first_index;
             told_wrong += seen.rule != opt.rule || seen.decay_mode != opt.decay_mode;
             p += kopt_save_size(&other.opt, &other.list[i], 1) - 180;
         }
+        told_wrong += kopt_inspect_tensor(fixture, size, &end, &shape) != KOPT_ERROR_BOUNDS || end + 4 != size;
         bad_step += kopt_optimizer_step(&other.opt, other.list, OLD_LIST) != KOPT_OK || other.opt.step != 4;
         bad_step += kopt_optimizer_step(&whole.opt, whole.list, OLD_LIST) != KOPT_OK || !same(&other, &whole);
         changed += old_run(&m, k) != size || memcmp(bytes, fixture, size) != 0;

@@ -61,7 +61,7 @@ class Host:
         self.p, self.s = local(p), s
         self.weight, self.block = dense(self.p).cpu(), s["block"].cpu()
         self.opt = k.kopt_optimizer()
-        if k.kopt_state_inspect(self.block.data_ptr(), self.block.numel(), self.opt, None) != k.KOPT_OK:
+        if k.kopt_inspect(self.block.data_ptr(), self.block.numel(), self.opt, None, None) != k.KOPT_OK:
             self.opt = make(group, p.dtype)
         self.opt.step, self.opt.max_lr = s["step"], self.opt.max_lr or 1.0
         self.opt.beta1, self.opt.beta2 = (min(beta, 1 - 2.0 ** -24) for beta in (self.opt.beta1, self.opt.beta2))
@@ -148,7 +148,8 @@ def described(block, sealed=False):
     if block.numel() < HEADER.size or sealed and raw(block)[:4] != b"KOPT":
         return {}
     if not sealed:
-        if k.kopt_state_inspect(block.data_ptr(), block.numel(), opt, t) != k.KOPT_OK:
+        if (k.kopt_inspect(block.data_ptr(), block.numel(), opt, None, None) != k.KOPT_OK or
+                k.kopt_inspect_tensor(block.data_ptr(), block.numel(), k.byref(k.c_uint64()), t) != k.KOPT_OK):
             return {}
     else:
         (_, _, opt.rule, t.weight_format, rounding, moments, count, _, _, t.id, t.n, t.first_index, _, opt.step,
