@@ -917,7 +917,10 @@ static void probe_state(void) {
 
 /* What is behind a kopt_step: kopt_begun_ of the implementation, which may be in another file. */
 typedef struct scalars {
-    uint32_t kind[12];
+    kopt_rule rule;
+    kopt_format moment_format;
+    kopt_rounding rounding, moment_rounding, residual_rounding;
+    int nesterov, zero_grad, moment_count, moments_only, unrectified, sync, stable;
     float grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3, extrapolation, third_scale, rate;
     float undecayed_rate, root_scale, eps;
     uint32_t step;
@@ -952,8 +955,8 @@ static void hash_scalars(kopt_optimizer *o) {
         else
             hash_float(s.beta2), hash_float(s.gain2);
         if (o->rule == KOPT_RULE_LION) continue;
-        hash_number((uint32_t)s.kind[9], 1), hash_number((uint32_t)s.kind[10], 1);
-        if (!s.kind[9]) hash_float(s.root_scale);
+        hash_number((uint32_t)s.unrectified, 1), hash_number((uint32_t)s.sync, 1);
+        if (!s.unrectified) hash_float(s.root_scale);
         hash_float(s.eps);
         if (o->rule == KOPT_RULE_ADAN) hash_float(s.beta2), hash_float(s.gain2), hash_float(s.third_scale);
         if (o->rule == KOPT_RULE_RANGER) hash_float(s.slow_scale);
