@@ -10,6 +10,7 @@ bench_usage() {
 ./build.sh bench compare OLD NEW     two versions of the header in one process (--help: options)
 ./build.sh bench calls [HEADER]      instructions of a call, by callgrind: what small tensors cost
 ./build.sh bench one_element [N...]  updates of single weights and kopt_kahan_add(), beside fp32
+./build.sh bench checkpoint [N]      kopt_save() and kopt_load() in memory, beside memcpy()
 ./build.sh bench flags [N [OFFSET]]  the header built with -O0, -O3 -march=native and clang, beside -O2
 ./build.sh bench atan2               the rules of KAHAN_OPT_VMATH beside AdamW, also by SLEEF if installed
 ./build.sh bench wasm [ROUNDS]       WebAssembly without and with its vectors, in node
@@ -184,11 +185,11 @@ bench() {
         bench_program "$@"
         ;;
     *)
-        knows bench '--gb --sizes --all --peers flags theorem1 atan2 one_element N' "$@"
+        knows bench '--gb --sizes --all --peers flags theorem1 atan2 one_element checkpoint N' "$@"
         case $name in
         --peers) shift && bench_peers "$@" ;;
         flags) shift && bench_flags "$@" ;;
-        theorem1 | atan2 | one_element) bench_program "$@" ;;
+        theorem1 | atan2 | one_element | checkpoint) bench_program "$@" ;;
         *) bench_program bench "$@" ;;
         esac
         ;;

@@ -251,6 +251,7 @@ run_tests() {
     if with "NEON under qemu" "aarch64-linux-gnu-gcc qemu-aarch64" && turn 3; then
         program "$more_bits tests/unit/test_atan.c" neon qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static
         program tests/unit/test_environment.c neon_ofast qemu-aarch64 quick aarch64-linux-gnu-gcc -Ofast -static
+        program "$(units save)" neon_crc qemu-aarch64 quick aarch64-linux-gnu-gcc -O2 -static -march=armv8-a+crc
         part neon_exhaustive sh tests/bits/exhaustive.sh build/tests/test_convert.native \
             qemu-aarch64 build/tests/test_convert.neon
     fi

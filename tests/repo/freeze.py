@@ -1,4 +1,4 @@
-"""The freeze: tests/repo/interface.txt has all that a program may rely on: names and values of enumerators and macros,
+"""The freeze: tests/repo/interface.list has all that a program may rely on: names and values of enumerators and macros,
 types of functions, fields of structs with their offsets (x86-64), the golden lines, and the checkpoints that every
 version reads. `freeze.py` compares it with the header (TAP); `freeze.py update` renews it, but only if
 docs/CHANGELOG.md has changed, too, since the last time."""
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-FIXTURE, CHANGES = "tests/repo/interface.txt", "docs/CHANGELOG.md"
+FIXTURE, CHANGES = "tests/repo/interface.list", "docs/CHANGELOG.md"
 KEPT = ["tests/bits/golden.txt", "tests/unit/save_v1.h"]
 
 
