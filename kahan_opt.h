@@ -3808,7 +3808,7 @@ static KOPT_NOINLINE_ KOPT_TARGET_("sse2,pclmul") uint32_t
     const __m128i by128 = _mm_set_epi32(0, (int)0xCCAA009Eu, 1, 0x751997D0), by32 = _mm_set_epi32(0, 0, 1, 0x63CD6124);
     const __m128i polynomial = _mm_set_epi32(1, (int)0xF7011641u, 1, (int)0xDB710641u); /* and its inverse */
     __m128i x[4], y;
-    int i;
+    size_t i;
 #define FOLD_(x, by) _mm_xor_si128(_mm_clmulepi64_si128(x, by, 0x00), _mm_clmulepi64_si128(x, by, 0x11))
     for (i = 0; i < 4; i++) x[i] = _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i));
     x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)value));

@@ -48,6 +48,7 @@ flags() { # flags DO: calls DO with each row
     $1 riscv64 gcc 'the same' -mno-fdiv
     $1 x86-64 'gcc clang-19' survived -mavx2 -mavx512f -march=native -march=x86-64-v3 -march=x86-64-v4 \
         '-march=native -mprefer-vector-width=512' -mno-vzeroupper
+    $1 aarch64 'gcc clang-19' survived -march=armv8-a+crc
     $1 wasm32 clang-19 survived -msimd128 '-msimd128 -mrelaxed-simd'
     packed='survived, also in one file of several: public structs have no padding. gcc warns of private ones'
     $1 x86-64 'gcc g++ clang-19' "$packed" -fpack-struct -fpack-struct=1 '#pragma pack(1)'
