@@ -489,6 +489,9 @@ static void check_identity(void) {
     refuses(save(), KOPT_ERROR_MISMATCH, "... saving it");
     t.weight_format = KOPT_BF16, t.state_size = 63;
     refuses(kopt_optimizer_step(&opt, &t, 1), KOPT_ERROR_SIZE, "a block smaller than a header");
+    *(unsigned char *)t.state ^= 1;
+    photograph();
+    refuses(kopt_optimizer_step(&opt, &t, 1), KOPT_ERROR_SIZE, "... whatever is in it");
 }
 
 /* ---- arrays of another type -------------------------------------------------------------------------------------- */

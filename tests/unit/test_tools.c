@@ -1147,7 +1147,7 @@ static long double cosine_by_libm(double step, double warmup, double steps, doub
     const long double pi = 3.14159265358979323846264338327950288L, drop = (long double)peak - (long double)last;
     long double half;
     if (step < warmup) return (long double)peak * (long double)(step + 1) / (long double)warmup;
-    if (step >= steps - 1) return last;
+    if (step >= steps - 1) return (long double)last;
     half = sinl(pi / 2 * (long double)(step - top) / (long double)(steps - 1 - top));
     return (long double)peak - drop * half * half;
 }
