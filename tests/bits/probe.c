@@ -17,6 +17,7 @@
    Exit status 77: this machine or this build has no such thing. */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
+#include "begun.h"
 
 #if defined(__GNUC__) /* the hashes show what a call has done */
 #pragma GCC diagnostic ignored "-Wunused-result"
@@ -915,35 +916,16 @@ static void probe_state(void) {
     end_group();
 }
 
-/* What is behind a kopt_step: kopt_begun_ of the implementation, which may be in another file. */
-typedef struct scalars {
-    kopt_rule rule;
-    kopt_format moment_format;
-    kopt_rounding rounding, moment_rounding, residual_rounding;
-    int nesterov, zero_grad, moment_count, moments_only, unrectified, sync, stable;
-    float grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3, extrapolation, third_scale, rate;
-    float undecayed_rate, root_scale, eps;
-    uint32_t step;
-    uint64_t seed;
-    float sharpness, slow_scale;
-} scalars;
-
-static void read_scalars(scalars *s, const kopt_step *step) { /* no memcpy: there may be no libc */
-    const volatile byte *from = (const volatile byte *)step;
-    size_t i;
-    for (i = 0; i < sizeof *s; i++) ((volatile byte *)s)[i] = from[i];
-}
-
 /* The per-step scalars. */
 static void hash_scalars(kopt_optimizer *o) {
     static const uint32_t steps[] = {1, 2, 3, 10, 100, 1000, 12345, 1000000, 0xFFFFFFFFu};
     static kopt_step step; /* zero where the build refuses the rule */
-    scalars s;
+    step_scalars s;
     int i;
     for (i = 0; i < COUNT(steps); i++) {
         o->step = steps[i] - 1;
         hash_number((uint32_t)kopt_step_begin(&step, o), 1);
-        read_scalars(&s, &step);
+        s = scalars_of(&step);
         hash_number(s.step, 4);
         hash_float(s.grad_scale), hash_float(s.l2), hash_float(s.weight_decay), hash_float(s.rate);
         if (o->rule == KOPT_RULE_EMA) continue; /* and from here on what the rule reads */

@@ -2,8 +2,8 @@
 
        cc YOUR-FLAGS -o selftest tests/bits/selftest.c && ./selftest
 
-   Says in words what is off; exit status 0: nothing. C or C++; needs kahan_opt.h and probe.c where they are. Give
-   it the KAHAN_OPT_ macros of your program, too.
+   Says in words what is off; exit status 0: nothing. C or C++; needs kahan_opt.h, probe.c and begun.h where they
+   are. Give it the KAHAN_OPT_ macros of your program, too.
        -DSELFTEST_LINK   the implementation is in another file, say your program's: link its object. So files that lay
                          structs out differently are found */
 #ifdef SELFTEST_LINK

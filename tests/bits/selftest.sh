@@ -219,7 +219,7 @@ says '^note: enums are not int here' '^FAILED: kopt_optimizer or kopt_tensor is 
 good packed $linked -fpack-struct
 sed 's/^#define KOPT_VERSION .*/#define KOPT_VERSION 99999/; s/KOPT_VERSION != [0-9]*/0/' kahan_opt.h >$out/kahan_opt.h
 mkdir -p $out/tests/bits
-cp tests/bits/selftest.c tests/bits/probe.c $out/tests/bits
+cp tests/bits/selftest.c tests/bits/probe.c tests/bits/begun.h $out/tests/bits
 bad "a header of another version" $linked $out/tests/bits/selftest.c
 says '^FAILED: the implementation is of version'
 # Copies of the header with one mistake each. The replaced text must exist, or nothing is tested.

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 FIXTURE, CHANGES = "tests/repo/interface.list", "docs/CHANGELOG.md"
 KEPT = ["tests/bits/golden.txt", "tests/unit/save_v1.h"]
@@ -58,7 +59,7 @@ def interface(header):
         elif enum:
             values += re.findall(r"\bK\w+", enum[1])
         elif function and "typedef" not in line:
-            lines.append("function %s %s%s" % (function[1].strip(), function[2], function[3]))
+            lines.append("function %s %s%s" % (function[1].strip(), function[2], function[3].replace(",", ", ")))
         elif "typedef" in line and not re.search(r"_;$", line):
             lines.append("type " + line)
     program = ["#include <stddef.h>", "#include <stdio.h>", "#define KAHAN_OPT_VMATH",
@@ -93,7 +94,7 @@ def stated():
     if not os.path.exists(FIXTURE):
         return "", []
     with open(FIXTURE) as file:
-        first, *lines = file.read().split("\n")[:-1]
+        first, *lines = file.read().replace("\n    ", " ").split("\n")[:-1]
     return first.split()[-1], lines
 
 
@@ -105,7 +106,8 @@ def update(lines):
     if changes == digest(CHANGES):
         return False
     with open(FIXTURE, "w") as file:
-        file.write("\n".join(["docs/CHANGELOG.md as of this file: " + digest(CHANGES)] + lines) + "\n")
+        for line in ["docs/CHANGELOG.md as of this file: " + digest(CHANGES)] + lines:
+            file.write(textwrap.fill(line, 120, subsequent_indent="    ", break_long_words=False) + "\n")
     return True
 
 

@@ -436,9 +436,9 @@ def check_columns(tree):
     """no line is longer than 120 columns"""
     wrong = []
     for path in files([HEADER, CUDA, "build.sh", "README.md", "docs/*.md", "docs/*.sh", "docs/*.py", "docs/recipes/*",
-                       "docs/examples/*", "docs/examples/*/*", "docs/playground/*"] +
+                       "docs/examples/*", "docs/examples/*/*", "docs/examples/*/*/*", "docs/playground/*"] +
                       [d + "/*." + e for d in ("tests", "tests/*", "bench")
-                       for e in ("c", "h", "cu", "py", "sh", "js", "txt", "md")]):
+                       for e in ("c", "h", "cu", "py", "sh", "js", "txt", "list", "md")]):
         wrong += long_lines(path, tree.read(path))
     return wrong
 

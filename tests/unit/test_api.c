@@ -4,7 +4,7 @@
 #include "../../kahan_opt.h"
 
 #include "tap.h"
-#include "begun.h"
+#include "../bits/begun.h"
 #include "reference.h"
 #include "inputs.h"
 

@@ -19,7 +19,7 @@
 #endif
 
 #include "tap.h"
-#include "begun.h"
+#include "../bits/begun.h"
 #include "reference.h"
 #include "inputs.h"
 

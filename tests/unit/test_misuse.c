@@ -6,7 +6,7 @@
 #include "../../kahan_opt.h"
 
 #include "tap.h"
-#include "begun.h"
+#include "../bits/begun.h"
 #include "reference.h"
 #include "inputs.h"
 

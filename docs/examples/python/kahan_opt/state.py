@@ -85,7 +85,8 @@ class Host:
 def begun(group, p, number):
     """The state of a parameter before its first step. number: its id, which selects its random bits."""
     opt = make(group, p.dtype)
-    s = {"step": 0, "id": number, "block": torch.zeros(bytes_of_state(opt, p.dtype, local(p).numel()), dtype=torch.uint8)}
+    size = bytes_of_state(opt, p.dtype, local(p).numel())
+    s = {"step": 0, "id": number, "block": torch.zeros(size, dtype=torch.uint8)}
     host = Host(group, p, s)
     k.check(k.kopt_state_init(opt, host.t, 1, None))
     if group.get("residual") == "random":  # an earlier version has none
