@@ -1074,8 +1074,8 @@ KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_ten
 
 /* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_SLOT_WEIGHT
    also sets the residual, t->copy and Ranger's slow weights. in must not overlap t->weight, t->state, t->copy or
-   t->counts.
-   The errors are those of kopt_state_read(). The values are not checked: the root of a negative second moment is NaN.
+   t->counts. The errors are those of kopt_state_read(). The values are not checked: the root of a negative second
+   moment is NaN.
 
    Use it also to change weights in the middle of a run (pruning, averaging). If you store a weight directly in
    t->weight, it keeps the residual of its old value, which is at most about half an ulp of that value; where the two
@@ -1442,13 +1442,13 @@ KOPT_API_ KOPT_RESULT_ kopt_accumulator_read(const kopt_accumulator *a, float *o
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
 
 /* Compresses gradients that are sent from rank to rank. The result, the code of the gradient, takes 2 bytes per value
-   (BF16, FP16), 1.016 (Q8) or 0.141 (SIGN); formulas: docs/numerics.md section 12. With a residual, what a code loses
+   (BF16, FP16), 1.016 (Q8) or 0.141 (Q1); formulas: docs/numerics.md section 12. With a residual, what a code loses
    is stored there and added to the next gradient (error feedback: Seide et al. 2014, Karimireddy et al. 2019). So all
    of each gradient arrives in the end, and one bit per value trains as well as 32. Without a residual, use STOCHASTIC,
    which is unbiased but noisy: NEAREST would be biased, and training may fail.
 
    Skip a gradient that contains infinity or NaN (kopt_norm tells). In BF16 and FP16 such a value arrives as it is. In
-   Q8 and SIGN all 256 values that share its scale arrive as NaN. The residuals of these values become zero. */
+   Q8 and Q1 all 256 values that share its scale arrive as NaN. The residuals of these values become zero. */
 typedef struct kopt_compressor {
     uint32_t made_;                  /* set by kopt_compressor_of() */
     kopt_format code;                /* of the result: KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_Q1 */
@@ -1478,7 +1478,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
 /* Writes the code of gradient + residual to out, stores what the code loses in the residual, and counts it in c->step.
    out_size must be at least kopt_format_size(c->code, c->n), otherwise KOPT_ERROR_SIZE. grad has c->n values. out,
    grad and the residual must not overlap. BF16 and FP16 codes are numbers in the byte order of the machine; the bytes
-   of Q8 and SIGN are the same on every machine. KOPT_ERROR_STEP after 2^32 - 1 calls. */
+   of Q8 and Q1 are the same on every machine. KOPT_ERROR_STEP after 2^32 - 1 calls. */
 KOPT_API_ KOPT_RESULT_ kopt_compress(kopt_compressor *c, void *out, size_t out_size, const void *grad,
                                      kopt_format grad_format);
 
@@ -6264,18 +6264,25 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
 }
 
 #ifndef TOOLS_ISA_
-/* Are all n values finite? load_n pads with zeros, which are finite. */
+/* Are all n values finite? One added to the exponent field carries into the sign bit if the field is all ones. A word
+   is one fp32 value, or two of 16 bits. */
 static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
-    const size_t size = kopt_bytes_of_(format);
-    const vu32_ exponent = isplat_(format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F80u : 0x7C00u);
-    vmask_ found = igt_(exponent, exponent);
-    size_t i;
-    for (i = 0; i < n; i += K_(lanes_left)(n, i)) {
-        const vu32_ a = K_(load_n)(p + i * size, size, K_(lanes_left)(n, i));
-        found = K_(mask_or)(found, ieq_(and_(a, exponent), exponent));
-        if (LANES_ == 1 && any_true_(found)) return 0; /* or clang makes 5 KB of vectors of scalar code */
+    const uint32_t one = format == KOPT_F32 ? 0x00800000u : format == KOPT_BF16 ? 0x00800080u : 0x04000400u;
+    const vu32_ sign = isplat_(format == KOPT_F32 ? 0x80000000u : 0x80008000u), exponent = isub_(sign, isplat_(one));
+    size_t bytes = n * kopt_bytes_of_(format);
+    kopt_byte_ part[4 * LANES_];
+    vu32_ found = isplat_(0);
+    while (bytes > 0) {
+        if (bytes < sizeof part) { /* zeros are finite */
+            p = kopt_copy_padded_(part, sizeof part, p, bytes);
+            bytes = sizeof part;
+        }
+        found = or_(found, and_(iadd_(and_(load32_(p), exponent), isplat_(one)), sign));
+        if (LANES_ == 1 && any_true_(igt_(shr_(found, 15), isplat_(0)))) return 0; /* or clang makes vectors of it */
+        bytes -= sizeof part;
+        p += sizeof part;
     }
-    return !any_true_(found);
+    return !any_true_(igt_(shr_(found, 15), isplat_(0)));
 }
 
 /* Writes the ratios of StableAdamW of the elements [begin, j->end) to out, as fp32. */

@@ -143,9 +143,9 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *de
 
 /* For tensors that move: new addresses of weight, grad, state and copy of the tensors `first` to first + count - 1 of
    the plan, in the order of its lists. Their contents move with them, but a gradient may be a new one. The call is a
-   launch for each 96 tensors, with the addresses as its arguments. Nothing else of the tensors is read but n.
-   KOPT_ERROR_MISMATCH: that is not n of the plan, or a copy or a state is there where none was, or the other way round.
-   KOPT_ERROR_BOUNDS: there are no such tensors. */
+   launch for each 96 tensors, with the addresses as its arguments. Of the rest of the tensors only n and weight_format
+   are read. KOPT_ERROR_MISMATCH: they are not those of the plan, or a copy or a state is there where none was, or the
+   other way round. KOPT_ERROR_BOUNDS: there are no such tensors. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
                                                       const kopt_tensor *tensors, void *stream);
 
@@ -171,8 +171,9 @@ typedef struct kopt_cuda_options {
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                        void *stream);
 
-/* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, formats, roundings, stable and the
-   number of moments must stay the same; otherwise KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU counts the steps. */
+/* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, moment format, roundings, stable
+   and the number of moments must stay the same; otherwise KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU counts the
+   steps. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
                                                          const kopt_optimizer *opt, void *stream);
 
@@ -214,15 +215,16 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
 /* ---- STATE: blocks on the GPU. They are those of kahan_opt.h, byte for byte. All pointers in a tensor are device
         addresses -------------------------------------------------------------------------------------------------- */
 
-/* kopt_state_init() on device memory: the same block, weights and copy, and the same errors. weights is NULL or the
-   device address of n fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
+/* kopt_state_init() on device memory: the same blocks, weights and copies. weights is NULL or the device address of
+   kopt_list_length() fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                                  const float *weights, void *stream);
 
-/* Checkpoints are made on the host, by kopt_save(), of tensors in host memory that have the same n, id and first_index.
-   kopt_cuda_state_save() copies weights and state block of t to such a tensor, and the number of steps that its group
-   has begun to opt->step. The copies are complete when the stream has come that far (cudaStreamSynchronize); with
-   page-locked memory the host does not wait for them. KOPT_ERROR_BOUNDS: there is no such group. */
+/* Checkpoints are made on the host, by kopt_save(), of tensors in host memory that have the same weight_format, n, id
+   and first_index. kopt_cuda_state_save() copies weights and state block of t to such a tensor, and the number of steps
+   that its group has begun to opt->step. The copies are complete when the stream has come that far
+   (cudaStreamSynchronize); with page-locked memory the host does not wait for them. KOPT_ERROR_BOUNDS: there is no such
+   group. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, kopt_optimizer *opt,
                                                  const kopt_tensor *t, const kopt_tensor *host, void *stream);
 
