@@ -1085,7 +1085,8 @@ KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_te
 
 /* Explains an error to a human: the first field of *opt that is refused, and what it may be, or the product of fields
    that is too large for the next step; then the first field or state block of the tensors that is refused. Any argument
-   may be NULL or 0. If it finds nothing, it says so: then the cause is another argument. Never NULL. */
+   may be NULL or 0. If it finds nothing, it says so: then the cause is grad, which it does not judge, or
+   another argument. Never NULL. */
 KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
@@ -1238,7 +1239,7 @@ KOPT_API_ KOPT_RESULT_ kopt_load_from(kopt_optimizer *opt, const kopt_tensor *te
    - A tensor in a checkpoint has rule, formats, roundings, decay mode, seed and step, and lr, weight_decay, beta1 and
      beta2 (SGD: momentum and dampening) in fp32, which are not judged. All else becomes the default.
    - A state block has only what may not change between steps: rule, formats, rounding of weights and number of moments.
-     lr, seed and step become 0, a momentum above 0 becomes 1.4e-45, all else the default.
+     lr, max_lr, seed and step become 0, a momentum above 0 becomes 1.4e-45, all else the default.
 
    The checksum is not checked: kopt_load() does that. Errors, with nothing written: KOPT_ERROR_SIZE (fewer bytes than
    the head); KOPT_ERROR_STATE (none of the three, one of a later layout, or a head that contradicts itself, such as
@@ -2630,12 +2631,13 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     }
 }
 
-/* Refuses what does not hold, with words for a human. Inlined, so that a program without kopt_explain() has none. */
+/* Refuses what does not hold, with words for a human. What uses it is inlined, so that a program without
+   kopt_explain() has no words. */
 #define MUST_(condition, error, why) \
     if (!(condition)) return *words = (why), KOPT_ERROR_##error
 
 /* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. *words:
-   why, for a human. Inlined, so that a program without kopt_explain() has no words. */
+   why, for a human. */
 static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
     const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
     MUST_(opt != NULL, NULL, "the optimizer is NULL");
@@ -6645,16 +6647,14 @@ static const kopt_kernels_ kopt_table_[KOPT_ISAS_] = {
 #define KOPT_KERNEL_(name) kopt_##name##_scalar_
 #endif
 
-/* Bytes of the code of n elements, and the offset of element n (KOPT_Q8, KOPT_Q1: of a multiple of 256). */
+/* Bytes of n values, and the offset of value n (KOPT_Q8, KOPT_Q1: of a multiple of 256). */
 static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
-    return code == KOPT_Q8   ? n + 4 * kopt_blocks_(n)
-           : code == KOPT_Q1 ? n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n)
-                             : 2 * n;
+    if (code == KOPT_Q1) return n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n);
+    return n * kopt_bytes_of_(code) + (code == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
 }
 
 KOPT_API_ size_t kopt_format_size(kopt_format format, size_t n) {
-    if ((unsigned)format > (unsigned)KOPT_Q1 || n > KOPT_LARGEST_N_) return 0;
-    return format == KOPT_F32 ? 4 * n : kopt_code_bytes_(format, n);
+    return (unsigned)format > (unsigned)KOPT_Q1 || n > KOPT_LARGEST_N_ ? 0 : kopt_code_bytes_(format, n);
 }
 
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
@@ -7240,8 +7240,9 @@ static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, cons
 static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
                                       size_t count, int memory, int blocks);
 
-KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                      const float *weights) {
+/* The checks of kopt_state_init(). */
+static kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                    const float *weights) {
     uint64_t bytes;
     size_t i, length = 0;
     const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
@@ -7255,6 +7256,14 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
         if (count == 1 && weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
         if (kopt_overlaps_tensor_(weights, length * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
     }
+    return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                      const float *weights) {
+    const kopt_result result = kopt_check_init_(opt, tensors, count, weights);
+    size_t i;
+    if (result != KOPT_OK) return result;
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t);
@@ -7487,8 +7496,7 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
     const int sgd = h[5] == KOPT_RULE_SGD, moments = h[9] & 7;
     memset(opt, 0, sizeof *opt);
     kopt_set_defaults_(opt, (kopt_rule)h[5], 0);
-    opt->decay_mode = KOPT_DECAY_L2;
-    opt->weight_decay = 0;
+    opt->lr = opt->max_lr = 0; /* kopt_ema() has 1 */
     opt->rounding = (kopt_rounding)(h[7] & 15);
     opt->moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
     opt->amsgrad = h[5] == KOPT_RULE_ADAM && moments == 3;
@@ -7546,13 +7554,13 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
         if (result == KOPT_ERROR_SIZE) return "state_size: less than kopt_state_size()";
         if (result == KOPT_ERROR_OVERLAP) return "weight, state, copy or counts: two of them overlap";
         result = kopt_check_neighbours_(&list, t, &l, opt->zero_grad);
-        if (result == KOPT_ERROR_OVERLAP) return "weight, grad, state or copy: one overlaps the tensor before";
+        if (result == KOPT_ERROR_OVERLAP) return "weight, grad, state, copy or counts: one overlaps the tensor before";
         if (result == KOPT_ERROR_ID) return "id: it is not above that of the tensor before";
         if (kopt_judge_block_(t, &l, &words) != KOPT_OK) return words;
     }
-    return opt == NULL && count == 0
-               ? "the optimizer is NULL"
-               : "all fields of the optimizer and the tensors are valid: look at the other arguments";
+    return opt == NULL && count == 0 ? "the optimizer is NULL"
+                                     : "all fields of the optimizer and the tensors are valid, if grad is: look at it "
+                                       "and at the other arguments";
 }
 
 /* ---- running a step ---- */
@@ -7888,7 +7896,8 @@ static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *
     return kopt_bytes_differ_(a, b, 5, 32) ? KOPT_ERROR_MISMATCH : KOPT_OK;
 }
 
-/* The format in the header of a checkpoint: that of the first tensor whose weights have 16 bits, or else KOPT_F32. */
+/* The format in the header of a checkpoint: that of the first tensor whose weights have 16 bits, or else KOPT_F32;
+   KOPT_BF16 for an empty list. */
 static kopt_format kopt_format_of_list_(const kopt_tensor *tensors, size_t count) {
     size_t i;
     for (i = 0; i < count; i++)
@@ -8585,9 +8594,7 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
 
 static int kopt_code_has_scales_(kopt_format code) { return code == KOPT_Q8 || code == KOPT_Q1; }
 
-static int kopt_code_valid_(kopt_format code) {
-    return code == KOPT_Q1 || (code != KOPT_F32 && (unsigned)code <= (unsigned)KOPT_Q8);
-}
+static int kopt_code_valid_(kopt_format code) { return code != KOPT_F32 && (unsigned)code <= (unsigned)KOPT_Q1; }
 
 static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *out, size_t out_size, const void *grad,
                                           kopt_format grad_format) {

@@ -215,8 +215,8 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
 /* ---- STATE: blocks on the GPU. They are those of kahan_opt.h, byte for byte. All pointers in a tensor are device
         addresses -------------------------------------------------------------------------------------------------- */
 
-/* kopt_state_init() on device memory: the same blocks, weights and copies. weights is NULL or the device address of
-   kopt_list_length() fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
+/* kopt_state_init() on device memory: the same blocks, weights and copies, and the same errors. weights is NULL or
+   the device address of kopt_list_length() fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                                  const float *weights, void *stream);
 
@@ -2153,21 +2153,6 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
     return a.control == NULL ? NULL : &a.control->norm;
 }
 
-/* The checks of kopt_state_init() of one tensor: `length` fp32 weights are in place of a gradient, unless they are the
-   copy of the only tensor. */
-static kopt_result kopt_cuda_check_init_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
-                                         const float *weights, size_t length, int only) {
-    kopt_result result = kopt_check_options_(opt);
-    unsigned except = 1u << KOPT_GRADS_;
-    if (result == KOPT_OK) result = kopt_check_tensor_(t);
-    if (result != KOPT_OK) return result;
-    *layout = kopt_layout_for_(opt, t);
-    if (only && weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
-    result = kopt_check_memory_(t, layout, 0);
-    return result == KOPT_OK && kopt_overlaps_tensor_(weights, 4 * length, t, layout, except) ? KOPT_ERROR_OVERLAP
-                                                                                              : result;
-}
-
 /* Initializes one tensor, which is checked. */
 static kopt_result kopt_cuda_init_tensor_(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
                                           void *stream) {
@@ -2189,19 +2174,9 @@ static kopt_result kopt_cuda_init_tensor_(const kopt_optimizer *opt, const kopt_
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                                 const float *weights, void *stream) {
-    const size_t length = kopt_list_length(tensors, count);
-    const kopt_tensor *last = NULL;
-    kopt_layout_ layout;
-    kopt_result result = kopt_check_options_(opt);
+    kopt_result result = kopt_check_init_(opt, tensors, count, weights);
     size_t i;
-    if (result == KOPT_OK && tensors == NULL && count != 0) result = KOPT_ERROR_NULL;
-    for (i = 0; i < count && result == KOPT_OK; i++) {
-        result = kopt_cuda_check_init_(&layout, opt, &tensors[i], weights, length, count == 1);
-        if (tensors[i].n == 0) continue;
-        if (result == KOPT_OK && last != NULL && !kopt_may_follow_(last, &tensors[i])) result = KOPT_ERROR_ID;
-        last = &tensors[i];
-    }
-    if (result == KOPT_OK && last != NULL) result = kopt_cuda_refuse_capture_(stream);
+    if (result == KOPT_OK && kopt_list_length(tensors, count) != 0) result = kopt_cuda_refuse_capture_(stream);
     for (i = 0; i < count && result == KOPT_OK; i++) {
         result = kopt_cuda_init_tensor_(opt, &tensors[i], weights, stream);
         if (weights != NULL) weights += tensors[i].n;
@@ -2212,9 +2187,10 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const
 /* Does the host have a tensor of the same description? */
 static kopt_result kopt_cuda_check_twin_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
                                          const kopt_tensor *host) {
-    kopt_result result = kopt_cuda_check_init_(layout, opt, host, NULL, 0, 1);
-    if (result == KOPT_OK) result = kopt_cuda_check_init_(layout, opt, t, NULL, 0, 1);
+    kopt_result result = kopt_check_init_(opt, host, 1, NULL);
+    if (result == KOPT_OK) result = kopt_check_init_(opt, t, 1, NULL);
     if (result != KOPT_OK) return result;
+    *layout = kopt_layout_for_(opt, t);
     if (host->weight_format != t->weight_format || host->n != t->n || host->id != t->id ||
         host->first_index != t->first_index)
         return KOPT_ERROR_MISMATCH;

@@ -86,7 +86,7 @@ __attribute__((import_module("env"), import_name("put"))) void put(const char *l
 /* The name of an instruction set of this build, an empty string for another one, and NULL after the last. */
 __attribute__((export_name("usable"))) const char *usable(int isa);
 const char *usable(int isa) {
-    if (kopt_isa_name((kopt_isa)isa)[0] == 'u') return NULL; /* "unknown" */
+    if (!is_isa(isa)) return NULL;
     return kopt_isa_usable((kopt_isa)isa) ? kopt_isa_name((kopt_isa)isa) : "";
 }
 

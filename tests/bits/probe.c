@@ -1040,6 +1040,9 @@ void probe(void (*put)(const char *line)) {
     disturb(0);
 }
 
+/* Has the library a name for it? The others are "unknown", the only name with a u in front. bare.c has no strcmp(). */
+static inline int is_isa(int isa) { return kopt_isa_name((kopt_isa)isa)[0] != 'u'; }
+
 #ifndef PROBE_NO_MAIN
 #include <stdio.h>
 #include <string.h>
@@ -1050,7 +1053,7 @@ int main(int count, char **arguments) {
     int i, isa;
     for (i = 1; i < count; i++) {
         if (strcmp(arguments[i], "isas") == 0) {
-            for (isa = 0; strcmp(kopt_isa_name((kopt_isa)isa), "unknown") != 0; isa++)
+            for (isa = 0; is_isa(isa); isa++)
                 if (kopt_isa_usable((kopt_isa)isa)) puts(kopt_isa_name((kopt_isa)isa));
             return 0;
         }
@@ -1070,9 +1073,9 @@ int main(int count, char **arguments) {
             direction = ZERO, flush = 1;
             continue;
         }
-        for (isa = 0; strcmp(kopt_isa_name((kopt_isa)isa), "unknown") != 0; isa++)
+        for (isa = 0; is_isa(isa); isa++)
             if (strcmp(arguments[i], kopt_isa_name((kopt_isa)isa)) == 0) break;
-        if (strcmp(kopt_isa_name((kopt_isa)isa), "unknown") == 0 || kopt_isa_force((kopt_isa)isa) != KOPT_OK) {
+        if (!is_isa(isa) || kopt_isa_force((kopt_isa)isa) != KOPT_OK) {
             fprintf(stderr, "probe: %s is not usable here\n", arguments[i]);
             return 77;
         }

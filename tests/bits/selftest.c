@@ -329,8 +329,6 @@ static void (*volatile paint_below)(void) = paint;
 static int (*volatile used_below)(void) = used;
 #endif
 
-static int is_isa(int isa) { return strcmp(kopt_isa_name((kopt_isa)isa), "unknown") != 0; }
-
 static void (*volatile groups_below)(void) = compare_groups; /* through pointers, or they share the caller's frame */
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */

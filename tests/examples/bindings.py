@@ -147,8 +147,9 @@ def refuses():
     attempt("also if the C file says so", differs + "lacks `size_t kopt_format_size",
             "kopt_format_size(kopt_format format, size_t n);",
             "kopt_format_size(size_t n, kopt_format format);", fresh=True)
-    attempt("another version is refused", differs + "`KOPT_VERSION` is 801, 0 there and 800, 0 here",
-            "#define KOPT_VERSION 800", "#define KOPT_VERSION 801")
+    this = int(re.search(r"#define KOPT_VERSION (\d+)", header)[1])
+    attempt("another version is refused", differs + "`KOPT_VERSION` is %d, 0 there and %d, 0 here" % (this + 1, this),
+            "#define KOPT_VERSION %d" % this, "#define KOPT_VERSION %d" % (this + 1))
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(package, os.path.join(folder, "kahan_opt"), ignore=shutil.ignore_patterns("*.so"))
         for text, make, words in (

@@ -242,14 +242,14 @@ ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/gpu/cud
     $out/state $many >$out/log 2>&1 && grep -q '^1\.\.' $out/log && ! grep -q '^not ok' $out/log
 report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
 
-exchanged() { # a mistake that must be seen: two registers of a load of 16 bytes
+exchanged() { # a mistake that must be seen: two registers of a load of 16 bytes. 100 lists have no such load
     python3 tests/gpu/ptx.py --only $hot --swap $hot $out/plain.ptx $out/swapped.c &&
         from_c $out/swapped &&
         ${CC:-cc} -o $out/swapped $out/plain.test.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/swapped.o \
             $out/fake.o -lm
 }
 ! turn 4 || {
-    exchanged >$out/log 2>&1 && ! $out/swapped $many >$out/log 2>&1 && grep -q '^not ok 1 ' $out/log
+    exchanged >$out/log 2>&1 && ! $out/swapped 400 >$out/log 2>&1 && grep -q '^not ok 1 ' $out/log
     report $? "on the CPU: two registers of one wide load exchanged are seen"
 }
 

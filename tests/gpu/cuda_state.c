@@ -264,6 +264,13 @@ static void refusals(void) {
         if (host == KOPT_OK || host != gpu) note("case %d: %d and %d", i, (int)host, (int)gpu), bad++;
         refused |= 1 << host;
     }
+    {
+        kopt_tensor host[2], gpu[2];
+        host[0] = host[1] = t.host, gpu[0] = gpu[1] = t.gpu;
+        host[1].id++, gpu[1].id++;
+        bad += kopt_state_init(&o, host, 2, NULL) != KOPT_ERROR_OVERLAP;
+        bad += kopt_cuda_state_init(&o, gpu, 2, NULL, stream) != KOPT_ERROR_OVERLAP;
+    }
     bad += kopt_cuda_state_init(&o, NULL, 1, NULL, stream) != KOPT_ERROR_NULL;
     bad += kopt_cuda_state_init(NULL, &t.gpu, 1, NULL, stream) != kopt_state_init(NULL, &t.host, 1, NULL);
     ok(bad == 0 && difference(&t) == ARRAYS, "init refuses what the host refuses, and writes nothing");

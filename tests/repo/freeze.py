@@ -98,16 +98,21 @@ def stated():
     return first.split()[-1], lines
 
 
+def may_become(lines, changes):
+    """May the fixture have these lines, if CHANGES has this digest?"""
+    changes_then, before = stated()
+    return lines == before or changes != changes_then
+
+
 def update(lines):
     """Writes the fixture. False: the lines are others, but CHANGES is what it was."""
-    changes, before = stated()
-    if lines == before:
-        return True
-    if changes == digest(CHANGES):
+    changes = digest(CHANGES)
+    if not may_become(lines, changes):
         return False
-    with open(FIXTURE, "w") as file:
-        for line in ["docs/CHANGELOG.md as of this file: " + digest(CHANGES)] + lines:
-            file.write(textwrap.fill(line, 120, subsequent_indent="    ", break_long_words=False) + "\n")
+    if lines != stated()[1]:
+        with open(FIXTURE, "w") as file:
+            for line in ["docs/CHANGELOG.md as of this file: " + changes] + lines:
+                file.write(textwrap.fill(line, 120, subsequent_indent="    ", break_long_words=False) + "\n")
     return True
 
 
@@ -135,11 +140,11 @@ def main(arguments):
         for old, new in faults:
             with open(folder + "/kahan_opt.h", "w") as file:
                 file.write(text.replace(old, new))
-            if old not in text or interface(folder + "/kahan_opt.h") == interface("kahan_opt.h"):
+            if old not in text or interface(folder + "/kahan_opt.h") == lines[:-len(KEPT)]:
                 missed.append(old)
     print("%sok 2 - it sees a type, a value, a name, an argument and a macro that move%s"
           % ("not " if missed else "", "".join("\n# not seen: " + old for old in missed)))
-    others = digest(CHANGES) == stated()[0] and update(lines + ["another"])
+    others = may_become(lines + ["another"], stated()[0]) or not may_become(lines + ["another"], "another digest")
     print("%sok 3 - the fixture is renewed only beside a line of %s\n1..3" % ("not " if others else "", CHANGES))
     sys.exit(bool(differences or missed or others))
 

@@ -377,8 +377,6 @@ static int within(double x, double least, double most) {
 
 static const double most = 3e38;
 
-static int is_nan(double x) { return (bits_of(x) & ~(UINT64_C(1) << 63)) > UINT64_C(0x7ff0) << 48; }
-
 static int in_enum(int value, int last) { return value >= 0 && value <= last; }
 
 /* What a conversion to float is defined for. */
@@ -665,7 +663,7 @@ static void announce_step(const kopt_optimizer *o, const kopt_tensor *t, size_t 
 
 static void force_other(kopt_isa isa) {
     kopt_isa next = KOPT_ISA_SCALAR;
-    if (isa == KOPT_ISA_SCALAR || below(2)) next = (kopt_isa)below(6);
+    if (isa == KOPT_ISA_SCALAR || below(2)) next = (kopt_isa)below(KOPT_ISA_SIMD128 + 1);
     if (kopt_isa_force(next) != KOPT_OK) kopt_isa_force(KOPT_ISA_SCALAR);
 }
 
@@ -759,7 +757,8 @@ static int list_good(const kopt_optimizer *opt, size_t count, int with_grad, int
 /* An optimizer for a caller of any version and any sizes, who has opt_size bytes. */
 static void call_make(void) {
     static const int versions[] = {KOPT_VERSION - 1, KOPT_VERSION + 1, 0, -KOPT_VERSION, 10000 + KOPT_VERSION};
-    const int which = byte() & 7 ? (int)below(12) : any_enum(), rule = which > 7 && which < 12 ? which + 56 : which;
+    const int which = byte() & 7 ? (int)below(12) : any_enum();
+    const int rule = which > 7 && which < 12 ? which - 8 + KOPT_RULE_ADAMW : which;
     const int version = below(8) < 5 ? KOPT_VERSION : versions[below(5)];
     const size_t size = below(4) ? sizeof(kopt_optimizer) : below(600);
     const size_t tensor_size = below(4) ? sizeof(kopt_tensor) : below(300);
@@ -1522,8 +1521,7 @@ static void call_norms(void) {
     kopt_norm *norm = any_norm(), *from = any_norm();
     const double limit = any_double(), scale = any_double();
     size_t count = below(TENSORS + 1), i;
-    double value[2], clip[2];
-    double stable[2];
+    double value[2], clip[2], stable[2];
     int good, expected = norm != NULL;
     if (below(4) == 0 && norm) /* any bits at all */
         for (i = 0; i < sizeof *norm; i += 7) ((unsigned char *)norm)[i] = (unsigned char)byte();
@@ -1545,18 +1543,18 @@ static void call_norms(void) {
     reads(from, sizeof *from), writes(norm, sizeof *norm);
     hostile_control();
     good = took(kopt_norm_merge(norm, from));
-    finish(15, "kopt_norm_merge", good, norm != NULL && from != NULL);
+    finish(31, "kopt_norm_merge", good, norm != NULL && from != NULL);
     for (i = 0; i < 2; ++i) {
         prepare();
         reads(norm, sizeof *norm);
         if (i == 1) hostile_control();
         value[i] = kopt_norm_value(norm), clip[i] = kopt_norm_clip(norm, limit, scale);
         stable[i] = kopt_norm_stable_scale(norm, (uint64_t)count << (8 * count));
-        finish(16, "kopt_norm_value and its like", 1, -1);
+        finish(32, "kopt_norm_value and its like", 1, -1);
     }
     expected = norm != NULL && norm->nonfinite == 0 && within(limit, 0, 1.7976931348623157e308) &&
                within(scale, -1e100, 1e100);
-    tally[16].refused++;
+    tally[32].refused++;
     REQUIRE(!memcmp(&value[0], &value[1], sizeof *value) && !memcmp(&clip[0], &clip[1], sizeof *clip) &&
                 !memcmp(&stable[0], &stable[1], sizeof *stable),
             "the caller's control register changes a norm");
@@ -2281,7 +2279,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     fill_memory();
     make_optimizer();
     for (i = 0; i < TENSORS; ++i) make_tensor(&w.t[i]);
-    if (kopt_isa_force((kopt_isa)below(6)) != KOPT_OK) kopt_isa_force(KOPT_ISA_AUTO);
+    if (kopt_isa_force((kopt_isa)below(KOPT_ISA_SIMD128 + 1)) != KOPT_OK) kopt_isa_force(KOPT_ISA_AUTO);
     if (byte() & 15) /* mostly, the tensors are ready */
         for (i = 0; i < TENSORS; ++i) kopt_state_init(&w.opt, &w.t[i], 1, NULL);
     if (byte() & 3) call_step_begin();

@@ -41,9 +41,10 @@ compile() { # compile NAME: makes a program, or an object of the implementation
     plain) "$@" -c -o $out/plain.o $out/plain.c; return ;;
     vmath) "$@" -DKAHAN_OPT_VMATH -c -o $out/vmath.o $out/plain.c; return ;;
     probe) ;;
-    test_no_simd) # with whole structs gcc initializes the fields that a mutant does not set (too slow for all programs)
+    test_tools | test_no_simd) # whole structs, or gcc initializes fields that a mutant does not set (slow: not for all)
         source=$out/tests/unit/test_tools.c
-        set -- "$@" -fno-tree-sra -DKAHAN_OPT_NO_SIMD
+        set -- "$@" -fno-tree-sra
+        [ $name = test_tools ] || set -- "$@" -DKAHAN_OPT_NO_SIMD
         ;;
     *)
         object=plain

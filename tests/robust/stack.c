@@ -163,10 +163,8 @@ static void refill(int special) {
     fill(grad_room, t.grad_format, t.n, special);
 }
 
-static int moments_of(kopt_optimizer o) { return kopt_moments_(&o); }
-
 static void run_all(int class, const char *options, int states) {
-    const int moments = moments_of(opt);
+    const int moments = kopt_moments_(&opt);
     t.state_size = kopt_state_size(&opt, &t);
     fill(float_room, KOPT_F32, t.n, 0);
     if (states)
@@ -216,14 +214,14 @@ static void formats(int rule, const char *name) {
     size_t k;
     for (weight = 0; weight < 3; ++weight)
         for (rounding = 0; rounding < (weight == KOPT_F32 ? 1 : 5); ++rounding)
-            for (moment = 0; moment < (moments_of(opt) ? 4 : 1); ++moment)
+            for (moment = 0; moment < (kopt_moments_(&opt) ? 4 : 1); ++moment)
                 for (way = 0; way < 2; ++way)
                     for (grad = 0; grad < 3; ++grad) {
                         t.weight_format = (kopt_format)weight;
                         opt.rounding = (kopt_rounding)rounding;
                         opt.moment_format = (kopt_format)moment;
                         opt.moment_rounding = opt.residual_rounding = (kopt_rounding)way;
-                        class = moment == KOPT_Q8 && moments_of(opt) ? CODED : PLAIN;
+                        class = moment == KOPT_Q8 && kopt_moments_(&opt) ? CODED : PLAIN;
                         if (rule > KOPT_RULE_EMA) class = VECTOR_MATH;
                         for (k = 0; k < 4; ++k) { /* first as the fast kernels want it, then not */
                             t.n = lengths[k];

@@ -712,7 +712,8 @@ static void try_header(const unsigned char *h) {
     bad_told += memcmp(h[10] ? saved + 176 + 4 : block + 4, h + 4, 28) != 0;
 }
 
-/* No struct has padding: copied or compared as bytes, all of them have been set. Every field is set from one byte. */
+/* No struct has padding: copied or compared as bytes, all of them have been set. Here each field, and nothing else, is
+   copied from a struct of zeros over one of ones. */
 static void check_no_padding(void) {
     static const kopt_optimizer no_optimizer;
     static const kopt_tensor no_tensor;
@@ -1067,7 +1068,7 @@ static kopt_optimizer old_optimizer(int k) {
 
 static size_t old_length(int k, int i) { return i == 1 ? 3 : k == OLD - 1 ? 258 : 5; }
 
-/* A model with two tensors, without elements as yet. */
+/* Makes the first two tensors of a model those of fixture k: lengths, id and place. */
 static void old_list(model *to, int k) {
     to->list[0].n = old_length(k, 0), to->list[1].n = old_length(k, 1);
     to->list[1].id = 9, to->list[1].first_index = 512;

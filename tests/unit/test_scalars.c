@@ -182,11 +182,12 @@ static void test_factor(void) {
 #define SAME(field) (offsetof(step_scalars, field) == offsetof(kopt_begun_, field))
 static void check_begun(void) {
     ok(sizeof(step_scalars) == sizeof(kopt_begun_) && SAME(rule) && SAME(moment_format) && SAME(rounding) &&
-           SAME(nesterov) && SAME(zero_grad) && SAME(moment_count) && SAME(moments_only) && SAME(unrectified) &&
-           SAME(sync) && SAME(stable) && SAME(grad_scale) && SAME(l2) && SAME(weight_decay) && SAME(beta1) &&
-           SAME(gain1) && SAME(beta2) && SAME(gain2) && SAME(beta3) && SAME(gain3) && SAME(extrapolation) &&
-           SAME(third_scale) && SAME(rate) && SAME(undecayed_rate) && SAME(root_scale) && SAME(eps) && SAME(step) &&
-           SAME(seed) && SAME(sharpness) && SAME(slow_scale),
+           SAME(moment_rounding) && SAME(residual_rounding) && SAME(nesterov) && SAME(zero_grad) &&
+           SAME(moment_count) && SAME(moments_only) && SAME(unrectified) && SAME(sync) && SAME(stable) &&
+           SAME(grad_scale) && SAME(l2) && SAME(weight_decay) && SAME(beta1) && SAME(gain1) && SAME(beta2) &&
+           SAME(gain2) && SAME(beta3) && SAME(gain3) && SAME(extrapolation) && SAME(third_scale) && SAME(rate) &&
+           SAME(undecayed_rate) && SAME(root_scale) && SAME(eps) && SAME(step) && SAME(seed) && SAME(sharpness) &&
+           SAME(slow_scale),
        "begun.h has the fields of kopt_begun_");
 }
 
