@@ -10,6 +10,7 @@ bench_usage() {
 ./build.sh bench compare OLD NEW     two versions of the header in one process (--help: options)
 ./build.sh bench calls [HEADER]      instructions of a call, by callgrind: what small tensors cost
 ./build.sh bench one_element [N...]  updates of single weights and kopt_kahan_add(), beside fp32
+./build.sh bench forward             weights of 16 bits in a forward and a backward pass in plain C
 ./build.sh bench checkpoint [N]      kopt_save() and kopt_load() in memory, beside memcpy()
 ./build.sh bench flags [N [OFFSET]]  the header built with -O0, -O3 -march=native and clang, beside -O2
 ./build.sh bench atan2               the rules of KAHAN_OPT_VMATH beside AdamW, also by SLEEF if installed
@@ -125,6 +126,20 @@ bench_flags() {
     $CC -std=c99 -O2 "-DBUILDS=$builds" -o build/bench/flags bench/flags.c $objects
     exec build/bench/flags "$@"
 }
+bench_forward() { # the loops of a program, with its flags; the library as everywhere, with -O2
+    knows bench forward "$@"
+    mkdir -p build/bench
+    printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >build/bench/forward_library.c
+    $CC -O2 -I. -c -o build/bench/forward_library.o build/bench/forward_library.c
+    columns=0 heads='' lines='|---|'
+    for flags in -O2 '-O3 -march=native' '-O3 -march=native -ffast-math'; do
+        columns=$((columns + 1)) heads="$heads $flags: fp32, ns | bf16 | fp16 |" lines="$lines---|---|---|"
+        $CC -std=c99 $flags -o build/bench/forward bench/forward.c build/bench/forward_library.o
+        build/bench/forward $columns >build/bench/forward_$columns
+    done
+    printf '| |%s\n%s\n' "$heads" "$lines"
+    paste -d ' ' build/bench/forward_1 build/bench/forward_2 build/bench/forward_3 | sed 's/ | |/ |/g'
+}
 bench_cuda() { # nvcc is there
     mkdir -p build/bench
     CUDA_ROWS=build/bench/cuda.csv
@@ -185,10 +200,11 @@ bench() {
         bench_program "$@"
         ;;
     *)
-        knows bench '--gb --sizes --all --peers flags theorem1 atan2 one_element checkpoint N' "$@"
+        knows bench '--gb --sizes --all --peers flags forward theorem1 atan2 one_element checkpoint N' "$@"
         case $name in
         --peers) shift && bench_peers "$@" ;;
         flags) shift && bench_flags "$@" ;;
+        forward) bench_forward "$@" ;;
         theorem1 | atan2 | one_element | checkpoint) bench_program "$@" ;;
         *) bench_program bench "$@" ;;
         esac
