@@ -14,7 +14,7 @@
    In DRAM: as many weights as hold some 128 or 256 MB, but 40 million at most. The roofline is a kernel that does
    nothing but read and write arrays of the same sizes (gradient: read; weight, residual, moments: read and written;
    copy: written) with the widest vectors, with and without prefetch, the best of three, in the same rounds.
-   The limits are in limit_of(). Writes build/bench/cliffs.csv and build/bench/cliffs.svg. */
+   The limits are in limit_of(). Writes build/bench/cliffs.csv, which has all of them. */
 #include "timing.h"
 
 #define KAHAN_OPT_IMPLEMENTATION
@@ -423,29 +423,34 @@ static void print_grid(int rule, int isa, int place) {
     fflush(stdout);
 }
 
+/* Some columns of a grid: of a rule, gradients in the format of the weights; of all rules, four kinds of weights. */
+static int in_markdown(int rule, int line, int column) {
+    const combination c = cell_of(rule, line, column);
+    if (rule != ALL_RULES) return c.grad == c.weight;
+    return c.weight == F32 || c.rounding == KAHAN || (c.weight == BF16 && c.rounding == STOCHASTIC);
+}
+
 static void print_markdown(int rule, int isa, int place) {
     char text[128];
     int line, column;
     title_of(rule, isa, place, text, sizeof text);
-    printf("%s%s:\n\n| |", text, rule == ALL_RULES ? "" : rule == SGD ? "; gradients" : "; moments / gradients");
+    printf("%s%s:\n\n| |", text, rule == ALL_RULES ? "" : rule == SGD ? "" : "; by moments, gradients as weights");
     for (column = 0; column < grid_columns(rule); column++) {
         const combination c = cell_of(rule, 0, column);
+        if (!in_markdown(rule, 0, column)) continue;
         label_of(&c, text, sizeof text);
-        if (rule == ALL_RULES)
-            printf(" %s |", text);
-        else if (moments_of(&c) == 0)
-            printf(" %s |", format_name[c.grad]);
-        else
-            printf(" %s / %s |", format_name[c.moment], format_name[c.grad]);
+        printf(" %s |", rule == ALL_RULES ? text : moments_of(&c) == 0 ? "" : format_name[c.moment]);
     }
     printf("\n|---|");
-    for (column = 0; column < grid_columns(rule); column++) printf("---|");
+    for (column = 0; column < grid_columns(rule); column++)
+        if (in_markdown(rule, 0, column)) printf("---|");
     for (line = 0; line < grid_rows(rule); line++) {
         line_label(rule, line, text, sizeof text);
         printf("\n| %s |", text);
         for (column = 0; column < grid_columns(rule); column++) {
             const combination c = cell_of(rule, line, column);
             const row *r = found(&c, isa, place);
+            if (!in_markdown(rule, line, column)) continue;
             if (r == NULL)
                 printf(" |");
             else
@@ -465,7 +470,7 @@ static void measure_grid(int rule, int isa, int place) {
     if (!markdown) print_grid(rule, isa, place);
 }
 
-/* ---- the file for other programs, and the heat map ---- */
+/* ---- the file for other programs ---- */
 
 static FILE *open_output(const char *path) {
     FILE *f = fopen(path, "w");
@@ -490,89 +495,6 @@ static void write_csv(FILE *f) {
         else
             fprintf(f, ",,\n");
     }
-}
-
-enum { CELL_WIDTH = 37, CELL_HEIGHT = 18, LABELS = 128, GAP = 24, GRID_HEIGHT = 76 + WEIGHTS * CELL_HEIGHT };
-
-/* From green (half) over pale yellow (1) and orange (2) to red (4 times), all light enough for black letters. */
-static void colour_of(double ratio, char text[8]) {
-    static const int stop[4][3] = {{102, 194, 165}, {255, 255, 204}, {253, 174, 97}, {232, 88, 72}};
-    double at = log(ratio) / log(2) + 1;
-    int k, rgb[3], from;
-    at = at < 0 ? 0 : at > 3 ? 3 : at;
-    from = at >= 2 ? 2 : (int)at;
-    for (k = 0; k < 3; k++) rgb[k] = (int)(stop[from][k] + (at - from) * (stop[from + 1][k] - stop[from][k]));
-    snprintf(text, 8, "#%02x%02x%02x", rgb[0] & 255, rgb[1] & 255, rgb[2] & 255);
-}
-
-static void draw_grid(FILE *f, int x, int y, int rule, int isa, int place) {
-    char text[128], colour[8];
-    int line, column;
-    fprintf(f, "<text x='%d' y='%d' class='rule'>%s</text>\n", x, y + 18,
-            rule == ALL_RULES ? "Every rule" : name_of(rule));
-    fprintf(f, "<text x='%d' y='%d'>%s</text><text x='%d' y='%d'>%s</text>\n", x, y + 38,
-            rule == ALL_RULES ? "weights"
-            : rule == SGD     ? ""
-                              : "moments",
-            x, y + 52, rule == ALL_RULES ? "rounding" : "gradients");
-    for (column = 0; column < grid_columns(rule); column++) {
-        const int left = x + LABELS + column * CELL_WIDTH;
-        const char *label = upper_label(rule, column);
-        if (column == 0 || strcmp(label, upper_label(rule, column - 1)) != 0)
-            fprintf(f, "<text x='%d' y='%d'>%s</text>", left + 3, y + 38, label);
-        fprintf(f, "<text x='%d' y='%d'>%s</text>\n", left + 3, y + 52, lower_label(rule, column));
-    }
-    for (line = 0; line < grid_rows(rule); line++) {
-        const int top = y + 58 + line * CELL_HEIGHT;
-        line_label(rule, line, text, sizeof text);
-        fprintf(f, "<text x='%d' y='%d'>%s</text>\n", x, top + 13, text);
-        for (column = 0; column < grid_columns(rule); column++) {
-            const int left = x + LABELS + column * CELL_WIDTH;
-            const combination c = cell_of(rule, line, column);
-            const row *r = found(&c, isa, place);
-            if (r == NULL) continue;
-            colour_of(place == DRAM ? 0.75 / r->fraction : r->ratio, colour);
-            fprintf(f, "<rect x='%d' y='%d' width='%d' height='%d' fill='%s'%s><title>%.3f ns", left + 1, top + 1,
-                    CELL_WIDTH - 2, CELL_HEIGHT - 2, colour, is_over(r) ? " class='over'" : "", r->ns);
-            if (r->limit > 0) fprintf(f, ", limit %.2f", r->limit);
-            fprintf(f, "</title></rect><text x='%d' y='%d' class='in'>%.2f</text>\n", left + CELL_WIDTH / 2, top + 13,
-                    value_of(r));
-        }
-    }
-}
-
-static void write_svg(FILE *f, int measured[PLACES][ISAS]) {
-    static const int order[PLACES][3][2] = {{{ADAMW, MOMENTUM}, {LION, SGD}, {ALL_RULES, -1}},
-                                            {{ADAMW, SGD}, {-1, -1}, {-1, -1}}};
-    const int width = 2 * (LABELS + 12 * CELL_WIDTH) + 3 * GAP;
-    int place, isa, y = 0, height = GAP, k;
-    for (place = 0; place < PLACES; place++)
-        for (isa = 0; isa < ISAS; isa++)
-            if (measured[place][isa]) height += 30 + (place == CACHE ? 3 : 1) * GRID_HEIGHT;
-    fprintf(f,
-            "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' "
-            "font-family='sans-serif' font-size='11'>\n",
-            width, height, width, height);
-    fprintf(f,
-            "<style>.page{fill:#fff}text{fill:#24292f}.rule{font-size:14px;font-weight:bold}\n"
-            ".isa{font-size:17px;font-weight:bold}.over{stroke:#24292f;stroke-width:2}.in{text-anchor:middle}\n"
-            "@media(prefers-color-scheme:dark){.page{fill:#0d1117}text{fill:#e6edf3}.over{stroke:#fff}}\n"
-            "text.in{fill:#111}</style>\n<rect class='page' width='%d' height='%d'/>\n",
-            width, height);
-    for (place = 0; place < PLACES; place++)
-        for (isa = ISAS - 1; isa >= 0; isa--) {
-            if (!measured[place][isa]) continue;
-            fprintf(f, "<text x='%d' y='%d' class='isa'>%s, %s; a frame: over its limit</text>\n", GAP, y + 30,
-                    kopt_isa_name((kopt_isa)isa),
-                    place == DRAM ? "DRAM: fraction of the roofline" : "in cache: time, AdamW in bf16 with Kahan is 1");
-            y += 30;
-            for (k = 0; k < 3 && order[place][k][0] >= 0; k++, y += GRID_HEIGHT) {
-                draw_grid(f, GAP, y + 6, order[place][k][0], isa, place);
-                if (order[place][k][1] >= 0)
-                    draw_grid(f, 2 * GAP + LABELS + 12 * CELL_WIDTH, y + 6, order[place][k][1], isa, place);
-            }
-        }
-    fputs("</svg>\n", f);
 }
 
 static void summary(FILE *f, int measured[PLACES][ISAS]) {
@@ -618,7 +540,7 @@ int main(int count, char **arguments) {
     int measured[PLACES][ISAS] = {{0}}, wanted[ISAS] = {0}, places[PLACES] = {0};
     int any_isa = 1, i, isa, best = -1;
     size_t k;
-    FILE *csv, *svg;
+    FILE *csv;
     for (i = 1; i < count; i++) {
         const char *word = arguments[i];
         for (isa = 0; isa < ISAS; isa++)
@@ -644,7 +566,7 @@ int main(int count, char **arguments) {
         if (any_isa) wanted[isa] = kopt_isa_usable((kopt_isa)isa);
         if (wanted[isa]) best = isa; /* a machine has one family */
     }
-    csv = open_output("build/bench/cliffs.csv"), svg = open_output("build/bench/cliffs.svg");
+    csv = open_output("build/bench/cliffs.csv");
 
     arena_room = (size_t)IN_CACHE * 32 + 2 * SPARE;
     arena[0] = allocate(arena_room);
@@ -676,9 +598,8 @@ int main(int count, char **arguments) {
             print_markdown(i == DRAM ? SGD : ALL_RULES, isa, i);
         }
     write_csv(csv);
-    write_svg(svg, measured);
-    if (fclose(csv) != 0 || fclose(svg) != 0) fail("cannot write into build/bench");
+    if (fclose(csv) != 0) fail("cannot write into build/bench");
     summary(markdown ? stderr : stdout, measured);
-    if (!markdown) printf("written: build/bench/cliffs.csv, build/bench/cliffs.svg\n");
+    if (!markdown) printf("written: build/bench/cliffs.csv\n");
     return 0;
 }

@@ -75,7 +75,6 @@ bench)
     ./build.sh bench cliffs --markdown >$out/cliffs
     sed -n '/^AdamW on .*, in cache/,$p' $out/cliffs | sed '/, DRAM:/,$d' |
         awk '/^AdamW on / && ++sets > 1 { exit } { print }' | fill docs/benchmarks.md 'cliffs in cache'
-    copy build/bench/cliffs.svg docs/cliffs.svg
     if [ -d build/peers/torch ]; then
         ./build.sh bench torch >$out/torch && fill docs/pytorch.md torch <$out/torch
     else # Debian's is years old

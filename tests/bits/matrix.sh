@@ -323,24 +323,18 @@ for number in "$@"; do [ ! -f $out/"$number".rows ] || cat $out/"$number".rows; 
             if (index(between list between, between word between)) return list
             return list == "" ? word : list between word
         }
-        { # a row for what differs in nothing but flags and paths, then one for compilers with the same of these
-            sub(/ +$/, "", $3)
-            key = $1 FS $2 FS $5
-            if (!(key in flags)) order[++n] = key
-            flags[key] = add(flags[key], $3, "; ")
+        { # a row for each architecture and hash; of a path the instruction set, without the emulated processor
+            key = $1 FS $5
+            if (!(key in compilers)) order[++n] = key
+            sub(/.*: /, "", $4)
+            compilers[key] = add(compilers[key], $2, ", ")
             paths[key] = add(paths[key], $4, ", ")
         }
         END {
+            print "| architecture | compilers | instruction sets | all |\n|---|---|---|---|"
             for (i = 1; i <= n; i++) {
                 split(order[i], of, FS)
-                row = of[1] FS flags[order[i]] FS paths[order[i]] FS of[3]
-                if (!(row in compilers)) rows[++m] = row
-                compilers[row] = add(compilers[row], of[2], ", ")
-            }
-            print "| architecture | compilers | flags | paths | all |\n|---|---|---|---|---|"
-            for (i = 1; i <= m; i++) {
-                split(rows[i], of, FS)
-                print "| " of[1] " | " compilers[rows[i]] " | " of[2] " | " of[3] " | " of[4] " |"
+                print "| " of[1] " | " compilers[order[i]] " | " paths[order[i]] " | " of[2] " |"
             }
         }' >$out/table.md
 

@@ -620,12 +620,10 @@ of_gpu() { # of_gpu MODE: microseconds of the large tensor, in a graph if there 
         { last = $2 }
         END { sub(/,/, "", us); print us }' docs/gpu.md
 }
-of_cliffs() { # of_cliffs ROW FORMATS: the least and the most of the columns whose moments are in one of these formats
+of_cliffs() { # of_cliffs ROW FORMATS: the least and the most of the columns of these formats of moments
     sed -n '/^<!-- figures: cliffs in cache -->$/,/^Every rule/p' docs/benchmarks.md |
         awk -F '[ ]*[|][ ]*' -v row="$1" -v formats=" $2 " '
-            $3 == "fp32 / fp32" {
-                for (i = 3; i < NF; i++) { split($i, part, " "); taken[i] = index(formats, " " part[1] " ") }
-            }
+            $3 == "fp32" { for (i = 3; i < NF; i++) taken[i] = index(formats, " " $i " ") }
             $2 == row {
                 for (i = 3; i < NF; i++) if (taken[i]) {
                     if (!least || $i < least) least = $i
