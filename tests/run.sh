@@ -314,16 +314,18 @@ run_tests() {
     for tool in cppcheck clang-tidy; do have $tool || lacks "static analysis by $tool" $tool; done
     part sanitize_static sh tests/robust/sanitize.sh static
     have luajit || lacks "the library called from LuaJIT" luajit
+    have cmake || lacks "the CMake package" cmake
     part examples sh tests/examples/examples.sh
     for tool in arm-none-eabi-gcc qemu-system-arm riscv64-linux-gnu-gcc qemu-system-riscv32 avr-gcc simavr; do
         have $tool || lacks "the firmware that needs $tool" $tool
     done
-    part firmware sh tests/examples/firmware.sh bits figures
-    part firmware_power sh tests/examples/firmware.sh power careless
-    part checkpoint sh tests/examples/checkpoint.sh crash damage
-    part checkpoint_more sh tests/examples/checkpoint.sh files machines
-    part lockstep sh tests/examples/lockstep.sh
-    with "training on several ranks of MPI" "mpicc mpirun" && part zero1 sh tests/examples/zero1.sh
+    # the longest parts about examples: two of six with each commit
+    ! turn 3 || part firmware sh tests/examples/firmware.sh bits figures
+    ! turn 3 || part checkpoint sh tests/examples/checkpoint.sh crash damage
+    ! turn 3 || part lockstep sh tests/examples/lockstep.sh
+    ! turn 3 || part firmware_power sh tests/examples/firmware.sh power careless
+    ! turn 3 || part checkpoint_more sh tests/examples/checkpoint.sh files machines
+    with "training on several ranks of MPI" "mpicc mpirun" && turn 3 && part zero1 sh tests/examples/zero1.sh
     tools=$(sh docs/playground/run.sh lacks)
     with "the playground in a browser" "$tools" test -z "$tools" && part web sh docs/playground/run.sh test
     part docs sh tests/examples/docs.sh

@@ -81,7 +81,7 @@ setup() {
     fi
     # without gcc-multilib, which conflicts with the cross compilers
     install_packages gcc g++ libc6-dev perl clang clang-19 llvm \
-        openmpi-bin libopenmpi-dev \
+        openmpi-bin libopenmpi-dev cmake pkg-config \
         qemu-system-misc python3-cffi swig \
         lld lld-19 tcc musl-tools gcc-12-multilib libc6-dev-i386 python3-numpy nodejs cppcheck clang-tidy valgrind \
         wasi-libc libclang-rt-14-dev-wasm32 libclang-rt-19-dev-wasm32 \

@@ -59,6 +59,16 @@ if command -v luajit >/dev/null; then
         grep -q 'kopt_optimizer.weight_decay: double is elsewhere' $out/log
     report $? "languages: so does one with a wrong offset"
 fi
+if command -v cmake >/dev/null && command -v pkg-config >/dev/null; then
+    version=$(sed -n 's/^#define KOPT_VERSION \([0-9]*\).*/\1/p' kahan_opt.h)
+    CFLAGS=-DKAHAN_OPT_NO_SIMD sh build.sh examples cmake >$out/log 2>&1 &&
+        [ "$(grep -c "version $version, weight -0.000999451" $out/log)" = 3 ] &&
+        grep -q "pkg-config: .* $((version / 10000)).$((version / 100 % 100)).$((version % 100))\$" $out/log
+    report $? "cmake: FetchContent, find_package and pkg-config find this version, and its step"
+    sed 's/^/# /' $out/log
+else
+    skip cmake "no cmake or pkg-config"
+fi
 python3 docs/examples/python/bindings.py --sizes kahan_opt.h >$out/log 2>&1 &&
     grep -q '^ *[0-9]*  *sizeof kopt_tensor$' $out/log && grep -q '^ *4 + 4  *kopt_optimizer.rule: kopt_rule$' $out/log
 report $? "bindings.py --sizes prints sizes and offsets"
