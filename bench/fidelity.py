@@ -693,20 +693,17 @@ def draw_loss(r):
     count = r.losses[next(iter(TASKS)), FP32].count
     save(figure, "loss", title, "Final training loss minus that of fp32 with the same seed: mean of %d seeds, 95 %% "
          "interval, each run a thin line. Level: in the green band" % count)
-    head, rows = ["", "bytes per parameter", "training loss", "minus fp32", "held-out loss, minus fp32"], []
+    head, rows = ["", "bytes per parameter", "training loss minus fp32", "held-out loss minus fp32"], []
     for task in TASKS.values():
-        rows.append(["**%s**, %s" % (task.name, task.format)] + [""] * 4)
+        fp32 = r.losses[task.name, FP32]
+        rows.append(["**%s**, %s; fp32: %.4f ± %.4f" % ((task.name, task.format) + fp32.loss), "%.2f" % fp32.bytes,
+                     "", ""])
         for name in r.methods:
             losses = r.losses.get((task.name, name))
-            if losses is None:
+            if losses is None or name == FP32:
                 continue
-            row = [name, "%.2f" % losses.bytes]
-            if not losses.finite:
-                row += [str(losses), "", ""]
-            else:
-                row += ["%.4f ± %.4f" % losses.loss] + (
-                    ["", ""] if name == FP32 else [signed(losses.minus), signed(losses.held_out)])
-            rows.append(row)
+            rows.append([name, "%.2f" % losses.bytes] + (
+                [signed(losses.minus), signed(losses.held_out)] if losses.finite else [str(losses), ""]))
     table("loss", head, rows)
 
 
@@ -738,8 +735,8 @@ def draw_stall(r):
     save(figure, "stall", title, "bf16 weights near 1.5 with random residuals, up to %d equal updates: how far they "
          "move, residual included; mean of 16384, 95 %% interval" % max(row["steps"] for row in r.rows["stall"]), 0.82)
     shown = [u for u in UPDATES if "%.0e" % u == "1e%+03d" % round(math.log10(u))]
-    table("stall", ["update / weight", "bytes per parameter"] + ["%.0e" % u for u in shown],
-          [[name, "%.1f" % at(name, shown[0])["bytes"]] +
+    table("stall", ["update / weight"] + ["%.0e" % u for u in shown],
+          [[name] +
            ["%.3f" % share(name, u) + (" ± %.3f" % at(name, u)["half"] if at(name, u)["half"] >= 5e-4 else "")
             for u in shown] for name in names])
 
@@ -767,10 +764,8 @@ def draw_decay(r):
     legend(figure, axes, 0.82)
     save(figure, "decay", title, "AdamW with a gradient of 0, lr * weight decay = %g: mean of 4096 bf16 weights, 95 %% "
          "interval" % rate, 0.82)
-    table("decay", ["", "bytes per parameter", "after %d steps" % last, "share of the true decay"],
-          [["exact", "", "%.4f" % exact(last), "1"]] +
-          [[name, "%.1f" % r.end("decay", method=name)["bytes"],
-            "%.4f ± %.4f" % (1 - lost(name), r.end("decay", method=name)["half"]), "%.3f" % (lost(name) / right)]
+    table("decay", ["after %d steps" % last, "weight, exact: %.4f" % exact(last), "share of the true decay"],
+          [[name, "%.4f ± %.4f" % (1 - lost(name), r.end("decay", method=name)["half"]), "%.3f" % (lost(name) / right)]
            for name in names])
 
 
