@@ -19,6 +19,11 @@ $out/memory 7b >$out/log 2>&1
 [ $? = 2 ] && grep -q '^usage' $out/log
 report $? "memory: refuses what is not a number"
 
+${CC:-cc} $warnings -O2 -o $out/tasks docs/examples/tasks.c >$out/log 2>&1 && $out/tasks >$out/log &&
+    [ "$(grep -c ': done$' $out/log)" = 7 ]
+report $? "tasks: the listings of docs/guide.md run"
+sed 's/^/# /' $out/log
+
 ${CC:-cc} $warnings -O2 -o $out/compress docs/examples/compress.c -lm >$out/log 2>&1 && $out/compress >$out/log
 report $? \
     "compress: SGD with 16, 8 and 1 bit and error feedback reaches the loss of fp32, with biased signs it does not"
