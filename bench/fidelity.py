@@ -693,17 +693,15 @@ def draw_loss(r):
     count = r.losses[next(iter(TASKS)), FP32].count
     save(figure, "loss", title, "Final training loss minus that of fp32 with the same seed: mean of %d seeds, 95 %% "
          "interval, each run a thin line. Level: in the green band" % count)
-    head, rows = ["", "bytes per parameter", "training loss minus fp32", "held-out loss minus fp32"], []
+    head, rows = ["", "bytes per parameter", "training loss minus fp32"], []
     for task in TASKS.values():
         fp32 = r.losses[task.name, FP32]
-        rows.append(["**%s**, %s; fp32: %.4f ± %.4f" % ((task.name, task.format) + fp32.loss), "%.2f" % fp32.bytes,
-                     "", ""])
+        rows.append(["**%s**, %s; fp32: %.4f ± %.4f" % ((task.name, task.format) + fp32.loss), "%.2f" % fp32.bytes, ""])
         for name in r.methods:
             losses = r.losses.get((task.name, name))
             if losses is None or name == FP32:
                 continue
-            rows.append([name, "%.2f" % losses.bytes] + (
-                [signed(losses.minus), signed(losses.held_out)] if losses.finite else [str(losses), ""]))
+            rows.append([name, "%.2f" % losses.bytes, signed(losses.minus) if losses.finite else str(losses)])
     table("loss", head, rows)
 
 

@@ -95,7 +95,7 @@ fidelity) # draw: from the last run
     shift
     ./build.sh bench fidelity "$@" >$out/fidelity || { cat $out/fidelity >&2 && fail "bench fidelity fails"; }
     ! grep '^SKIPPED' $out/fidelity || fail "the figures of docs/evidence.md are with all packages"
-    for name in loss stall decay moment versions; do
+    for name in loss stall moment versions; do
         fill docs/evidence.md "fidelity $name" <build/bench/fidelity_$name.md
     done
     for name in loss stall decay moment bytes; do

@@ -94,8 +94,8 @@ static int parameters_on_disk(void) {
     return fclose(file);
 }
 
-/* Which share of the updates reaches the weights that the model reads: beside each step, an fp32 step from the same full
-   weights, moments and gradient says what was intended, and the share is the projection of what happened on that. */
+/* Which share of the updates reaches the weights that the model reads. Beside each step, an fp32 step from the same
+   full weights, moments and gradient says what was intended; the share is the projection of what happened on that. */
 static int effective_update(void) {
     static float full[N], intended[N], moment[N];
     static kopt_bf16 old[N];
