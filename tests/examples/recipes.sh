@@ -17,8 +17,8 @@ mode=${1:-}
 [ -z "$mode" ] || exec >/dev/null # then only tables are printed, to 3
 LIMIT=6 # lines that a recipe may add or change, or the page says how many
 
-# NAME.diff or NAME.c: the files, and the blocks behind `<!-- test: recipe NAME -->`
-cp docs/recipes/* $out
+# NAME.diff or NAME.c: the files without their notes, and the blocks behind `<!-- test: recipe NAME -->`
+for file in docs/recipes/*; do sed '/^#/d' "$file" >"$out/$(basename "$file")"; done
 awk -v out=$out '
     /^<!-- test: recipe [a-z_]+ -->$/ { name = $4; next }
     inside && /^```$/ { inside = 0; name = ""; close(file); next }
