@@ -331,11 +331,14 @@ for number in "$@"; do [ ! -f $out/"$number".rows ] || cat $out/"$number".rows; 
             paths[key] = add(paths[key], $4, ", ")
         }
         END {
-            print "| architecture | compilers | instruction sets | all |\n|---|---|---|---|"
-            for (i = 1; i <= n; i++) {
+            for (i = 1; i <= n; i++) { # one row for what differs in nothing but the architecture
                 split(order[i], of, FS)
-                print "| " of[1] " | " compilers[order[i]] " | " paths[order[i]] " | " of[2] " |"
+                row = compilers[order[i]] " | " paths[order[i]] " | " of[2]
+                if (!(row in names)) rows[++m] = row
+                names[row] = add(names[row], of[1], ", ")
             }
+            print "| architecture | compilers | instruction sets | all |\n|---|---|---|---|"
+            for (i = 1; i <= m; i++) print "| " names[rows[i]] " | " rows[i] " |"
         }' >$out/table.md
 
 for number in "$@"; do cat $out/"$number".tap; done |
