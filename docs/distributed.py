@@ -18,7 +18,7 @@ WEIGHT = GRADIENT = RESIDUAL = 2  # bf16; RESIDUAL: of error feedback
 SUM = 4  # the gradient of the shard, in fp32
 
 # (parameters, ranks that divide the model, ranks that divide the state)
-CLUSTERS = [(1e9, 1, 8), (1e10, 1, 64), (1e11, 8, 128), (1e12, 100, 100), (1e12, 1000, 10)]
+CLUSTERS = [(1e9, 1, 8), (1e11, 8, 128), (1e12, 1000, 10)]
 
 
 def received(code, ranks, micro_batches=None, weight=WEIGHT):
@@ -76,7 +76,7 @@ def tables():
                 "%d + %s / D" % (whole, number(SUM + STATES[state][0], 4)),
                 *[number(zero1(state, d, compressed) * n / p / 1e9) for n, p, d in CLUSTERS])
     print("\nGB on each rank when weights and gradients are divided, too (ZeRO-3, FSDP), and GB of a checkpoint:\n")
-    everywhere = [(n, p * d) for n, p, d in CLUSTERS[:4]]
+    everywhere = [(n, p * d) for n, p, d in CLUSTERS]
     head("", "bytes per parameter", *["%s on %d" % (power(n), ranks) for n, ranks in everywhere],
          "checkpoint of 10^12")
     for state, (kept, saved) in STATES.items():
