@@ -68,7 +68,6 @@ case "${1:-}" in
     demo_table $out/demo | fill README.md demo
     copy build/demo/loss.svg docs/loss.svg
     ./build.sh bench theorem1 >$out/theorem1
-    sed '/^|/,$!d; /^Bold/,$d; /^| fp16/,$d' $out/theorem1 | fill docs/evidence.md theorem1
     copy build/bench/theorem1.svg docs/theorem1.svg
     ;;
 bench)
