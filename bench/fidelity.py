@@ -588,7 +588,7 @@ def pyplot():
     import matplotlib
     matplotlib.use("Agg")
     matplotlib.rcParams.update({
-        "svg.hashsalt": "kahan_opt", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10,
+        "svg.hashsalt": "kahan_opt", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 12,
         "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial"], "figure.facecolor": "white",
         "axes.edgecolor": "#57606a", "axes.labelcolor": "#24292f", "text.color": "#24292f", "xtick.color": "#24292f",
         "ytick.color": "#24292f", "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
@@ -598,11 +598,12 @@ def pyplot():
 
 
 def save(figure, name, title, subtitle, right=0.98):
-    title, height = textwrap.wrap(title, 88), figure.get_figheight()
-    figure.text(0.02, 1 - 0.15 / height, "\n".join(title), va="top", fontsize=13, fontweight="bold")
-    top = 0.2 + 0.22 * len(title)  # inches
-    figure.text(0.02, 1 - top / height, subtitle, va="top", fontsize=10, color="#57606a")
-    figure.tight_layout(rect=(0, 0, right, 1 - (top + 0.25) / height))
+    width, height = figure.get_size_inches()
+    title, subtitle = textwrap.wrap(title, round(8 * width)), textwrap.wrap(subtitle, round(10 * width))
+    figure.text(0.02, 1 - 0.15 / height, "\n".join(title), va="top", fontsize=14, fontweight="bold")
+    top = 0.2 + 0.24 * len(title)  # inches
+    figure.text(0.02, 1 - top / height, "\n".join(subtitle), va="top", fontsize=11, color="#57606a")
+    figure.tight_layout(rect=(0, 0, right, 1 - (top + 0.05 + 0.2 * len(subtitle)) / height))
     path = path_of(name, ".svg")
     figure.savefig(path, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     with open(path, encoding="utf-8") as file:
@@ -629,7 +630,7 @@ def curve(axes, name, x, y, half, number=0, every=1):
 
 def legend(figure, axes, right):
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(right, 0.5), frameon=False, fontsize=9,
+    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(right, 0.5), frameon=False, fontsize=11,
                   handlelength=2.6)
 
 
@@ -663,7 +664,7 @@ def ticks(axis, seen):
 def draw_loss(r):
     title = r.claim("EXACT, KAHAN, COMPACT, STOCHASTIC and 8-bit moments: level with fp32. NEAREST is not",
                     not_level(r, KEEPS) + not_level(r, [NEAREST], level=False))
-    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(11, 4.8), sharey=True)
+    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 5.2), sharey=True)
     names = [name for name in r.methods if name != FP32]
     for panel, task in zip(axes, TASKS.values()):
         panel.set_xscale("symlog", **SYMLOG)
@@ -673,10 +674,10 @@ def draw_loss(r):
         for y, name in enumerate(names):
             losses = r.losses.get((task.name, name))
             if losses is None:
-                panel.text(0, y, "bf16 only", ha="center", va="center", fontsize=8, color="#57606a")
+                panel.text(0, y, "bf16 only", ha="center", va="center", fontsize=9, color="#57606a")
             elif not losses.finite:
                 panel.text(0, y, "NaN in %d of %d runs" % (losses.lost, losses.count), ha="center", va="center",
-                           fontsize=8, color="#d1242f")
+                           fontsize=9, color="#d1242f")
             else:
                 seen.append(losses.minus[0])
                 colour = METHODS[name].colour
@@ -685,7 +686,7 @@ def draw_loss(r):
                 panel.errorbar(losses.minus[0], y, xerr=losses.minus[1], fmt="o", color=colour, markersize=5,
                                capsize=4, elinewidth=2)
         ticks(panel.xaxis, max(seen))
-        panel.set_title("%s, %s" % (task.name, task.format), fontsize=10)
+        panel.set_title("%s, %s" % (task.name, task.format), fontsize=11)
         panel.set_xlabel("loss minus fp32, nats")
     axes[0].set_yticks(range(len(names)))
     axes[0].set_yticklabels(names)
@@ -719,7 +720,7 @@ def draw_stall(r):
     if OPTIMI in r.methods:
         r.claim("the compensation of optimi, which rounds to nearest, stops, too: less than a third at 1e-6 and below",
                 [no(OPTIMI, u) for u in UPDATES if u <= 1e-6 and share(OPTIMI, u) > 1 / 3])
-    figure, axes = pyplot().subplots(figsize=(11, 5))
+    figure, axes = pyplot().subplots(figsize=(9.6, 5.4))
     names = [name for name in r.methods if name != Q8]
     for name in names:
         rows = r.curve("stall", method=name)
@@ -751,7 +752,7 @@ def draw_decay(r):
     wrong += ["%s: %.4f" % (m, 1 - lost(m)) for m in dead if abs(lost(m)) > 0.01 * right]
     title = r.claim("Weight decay alone: weights rounded to nearest do not decay at all" +
                     (", nor do optimi's" if OPTIMI in r.methods else ""), wrong)
-    figure, axes = pyplot().subplots(figsize=(11, 4.8))
+    figure, axes = pyplot().subplots(figsize=(9.6, 5.2))
     names = [name for name in r.methods if name != Q8]
     for i, name in enumerate(names):
         rows = r.curve("decay", method=name)
@@ -775,14 +776,14 @@ def draw_moment(r):
              if abs(times(m, d) - 1) > limit]
     wrong += ["%s, %d: %.3f" % (m, d, times(m, d)) for m in STUCK if m in names for d in (10, 100) if times(m, d) < 10]
     title = r.claim("Gradients drop: second moments to nearest stay high, stochastic ones follow fp32", wrong)
-    figure, axes = pyplot().subplots(1, 2, figsize=(11, 4.8), sharey=True)
+    figure, axes = pyplot().subplots(1, 2, figsize=(9.6, 5.2), sharey=True)
     for panel, drop in zip(axes, (10, 100)):
         for i, name in enumerate(name for name in names if name not in BESIDE):
             rows = r.curve("moment", method=name, drop=drop)[1::2]
             curve(panel, name, *([row[key] for row in rows] for key in ("step", "v", "half")), 5 * i, 6)
         panel.set_yscale("log")
         panel.minorticks_off()
-        panel.set_title("gradients %d times smaller" % drop, fontsize=10)
+        panel.set_title("gradients %d times smaller" % drop, fontsize=11)
         panel.set_xlabel("steps since the drop")
     axes[0].set_ylabel("mean second moment")
     legend(figure, axes[0], 0.83)
@@ -811,7 +812,7 @@ def draw_bytes(r):
     fewer = [m for m in r.methods if bytes_of(m) < bytes_of(Q8)]
     wrong += ["%s, too, with %.2f bytes" % (m, bytes_of(m)) for m in fewer if not not_level(r, [m])]
     title = r.claim("COMPACT with 8-bit moments: level with fp32 at 7.1 bytes per parameter instead of 16", wrong)
-    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(11, 4.8), sharey=True)
+    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 5.2), sharey=True)
     top = max(losses.minus[0] for losses in r.losses.values() if losses.finite)
     for panel, task in zip(axes, TASKS.values()):
         panel.set_yscale("symlog", **SYMLOG)
@@ -825,7 +826,7 @@ def draw_bytes(r):
                                label=name)
         panel.set_xlim(5, 17)
         panel.set_xticks([6, 7, 8, 9, 10, 12, 14, 16])
-        panel.set_title("%s, %s" % (task.name, task.format), fontsize=10)
+        panel.set_title("%s, %s" % (task.name, task.format), fontsize=11)
         panel.set_xlabel("bytes per parameter")
     ticks(axes[0].yaxis, top)
     axes[0].set_ylabel("loss minus fp32, nats")

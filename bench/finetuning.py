@@ -289,8 +289,8 @@ def marks_of(rows, network, form):
     return sorted(((lr, step, sum(x) / len(x)) for (lr, step), x in seen.items()), key=lambda m: m[2])
 
 
-def shown(moments, arm):
-    """In the tables; the others are in the .csv: they hardly differ from those that are shown."""
+def in_tables(moments, arm):
+    """In the tables and the picture; the others are in the .csv: they hardly differ from those that are shown."""
     return moments != "bf16" and not arm.startswith("EXACT")
 
 
@@ -306,7 +306,7 @@ def tables(rows):
             network, form, " | ".join("%.2g" % m[2] + " (lr %g)" % m[0] * (m[0] != low) for m in marks)),
                   "|---" * (len(marks) + 2) + "|"]
         for n, f, moments, arms in STUDIES:
-            for arm in arms if (n, f) == (network, form) and shown(moments, arm) else ():
+            for arm in [arm for arm in arms if (n, f) == (network, form) and in_tables(moments, arm)]:
                 cells = [cell(share(rows, n, f, moments, arm, lr, step)) for lr, step, _ in marks]
                 if any(cells):
                     name = arm + {"bf16": ", moments bf16"}.get(moments, "")
@@ -325,29 +325,26 @@ def tables(rows):
 
 def draw(rows):
     plot = fidelity.pyplot()
-    figure, axes = plot.subplots(1, 2, figsize=(9.6, 4.3), sharey=True)
-    looks = {MIXED: ("#8c959f", 6), "KAHAN": ("#0b3d91", 2), "EXACT": ("#2ca25f", 4), "COMPACT": ("#218bff", 3),
-             "STOCHASTIC": ("#f08c00", 1.5), "NEAREST": ("#d1242f", 1.5), PEERS[0]: ("#8250df", 1.5),
-             PEERS[1]: ("#bc4c00", 1.5)}
-    for ax, (network, form) in zip(axes, (("digits", "bf16"), ("digits", "fp16"))):
-        marks = marks_of(rows, network, form)
-        for n, f, moments, arms in STUDIES:
-            for arm in arms if (n, f) == (network, form) and moments != "bf16" else ():
-                points = [(ulps, share(rows, n, f, moments, arm, lr, step)) for lr, step, ulps in marks]
-                points = [(x, *pair) for x, pair in points if pair]
-                if points:
-                    colour, width = looks[arm.replace(DRAWN, "")]
-                    ax.errorbar(*zip(*points), color=colour, linewidth=width, label=arm, zorder=9 - width, elinewidth=1,
-                                linestyle="-" if arm.endswith(DRAWN) or arm in ("STOCHASTIC", "NEAREST") else "--",
-                                marker="o", markersize=width + 2, markeredgewidth=0)
-        ax.set_xscale("log")
-        ax.set_xlabel("learning rate × steps / ulp of the median weight, %s" % form)
-        ax.set_ylim(-0.1, 1.2)
-    axes[0].set_ylabel("share of fp32's progress in the weights")
-    fidelity.legend(figure, axes[0], 0.8)
-    figure.subplots_adjust(wspace=0.08)
+    figure, ax = plot.subplots(figsize=(7.6, 4.8))
+    looks = {MIXED: ("#8c959f", 6), "KAHAN": ("#0b3d91", 2), "COMPACT": ("#218bff", 3), "STOCHASTIC": ("#f08c00", 1.5),
+             "NEAREST": ("#d1242f", 1.5), PEERS[0]: ("#8250df", 1.5), PEERS[1]: ("#bc4c00", 1.5)}
+    marks = marks_of(rows, "digits", "bf16")
+    for n, f, moments, arms in STUDIES:
+        for arm in [arm for arm in arms if (n, f) == ("digits", "bf16") and in_tables(moments, arm)]:
+            points = [(ulps, share(rows, n, f, moments, arm, lr, step)) for lr, step, ulps in marks]
+            points = [(x, *pair) for x, pair in points if pair]
+            if points:
+                colour, width = looks[arm.replace(DRAWN, "")]
+                ax.errorbar(*zip(*points), color=colour, linewidth=width, label=arm, zorder=9 - width, elinewidth=1,
+                            linestyle="-" if arm.endswith(DRAWN) or arm in ("STOCHASTIC", "NEAREST") else "--",
+                            marker="o", markersize=width + 2, markeredgewidth=0)
+    ax.set_xscale("log")
+    ax.set_xlabel("learning rate × steps / ulp of the median weight")
+    ax.set_ylim(-0.1, 1.2)
+    ax.set_ylabel("share of fp32's progress in the weights")
+    fidelity.legend(figure, ax, 0.7)
     fidelity.save(figure, "", "With residuals drawn at random the visible weights follow fp32 from the first step on",
-                  "Fine-tuning from 16-bit weights. Dashed: residual 0 at first, and master weights", right=0.8)
+                  "Fine-tuning from bf16 weights. Dashed: residual 0 at first, and master weights", right=0.7)
 
 
 def shown(rows):
