@@ -599,7 +599,7 @@ def pyplot():
 
 def save(figure, name, title, subtitle, right=0.98):
     width, height = figure.get_size_inches()
-    title, subtitle = textwrap.wrap(title, round(8 * width)), textwrap.wrap(subtitle, round(10 * width))
+    title, subtitle = textwrap.wrap(title, round(8.2 * width)), textwrap.wrap(subtitle, round(10 * width))
     figure.text(0.02, 1 - 0.15 / height, "\n".join(title), va="top", fontsize=14, fontweight="bold")
     top = 0.2 + 0.24 * len(title)  # inches
     figure.text(0.02, 1 - top / height, "\n".join(subtitle), va="top", fontsize=11, color="#57606a")
@@ -628,9 +628,13 @@ def curve(axes, name, x, y, half, number=0, every=1):
                   markeredgewidth=0, markevery=(number % every, every))
 
 
+def two_lines(name):
+    return name.replace(" with ", " with\n").replace(" to nearest", "\nto nearest")
+
+
 def legend(figure, axes, right):
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(right, 0.5), frameon=False, fontsize=11,
+    figure.legend(handles, list(map(two_lines, labels)), loc="center left", bbox_to_anchor=(right, 0.5), frameon=False, fontsize=11,
                   handlelength=2.6)
 
 
@@ -659,6 +663,7 @@ def ticks(axis, seen):
     axis.set_ticks([x for x in (-MARGIN, 0, MARGIN, 0.1, 1) if x <= max(MARGIN, seen * 2)])
     axis.set_major_formatter(lambda x, _: "%g" % x if x <= 0 else "+%g" % x)
     axis.set_minor_locator(pyplot().NullLocator())
+    axis.set_tick_params(labelsize=10)
 
 
 def draw_loss(r):
@@ -689,7 +694,7 @@ def draw_loss(r):
         panel.set_title("%s, %s" % (task.name, task.format), fontsize=11)
         panel.set_xlabel("loss minus fp32, nats")
     axes[0].set_yticks(range(len(names)))
-    axes[0].set_yticklabels(names)
+    axes[0].set_yticklabels([two_lines(name) for name in names])
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     count = r.losses[next(iter(TASKS)), FP32].count
     save(figure, "loss", title, "Final training loss minus that of fp32 with the same seed: mean of %d seeds, 95 %% "
@@ -730,9 +735,9 @@ def draw_stall(r):
     axes.invert_xaxis()
     axes.set_xlabel("size of each update, relative to the weight")
     axes.set_ylabel("share of the true way")
-    legend(figure, axes, 0.82)
+    legend(figure, axes, 0.79)
     save(figure, "stall", title, "bf16 weights near 1.5 with random residuals, up to %d equal updates: how far they "
-         "move, residual included; mean of 16384, 95 %% interval" % max(row["steps"] for row in r.rows["stall"]), 0.82)
+         "move, residual included; mean of 16384, 95 %% interval" % max(row["steps"] for row in r.rows["stall"]), 0.79)
     shown = [u for u in UPDATES if "%.0e" % u == "1e%+03d" % round(math.log10(u))]
     table("stall", ["update / weight"] + ["%.0e" % u for u in shown],
           [[name] +
@@ -760,9 +765,9 @@ def draw_decay(r):
     axes.plot([0, last / 2, last], [exact(s) for s in (0, last / 2, last)], ":", color="black", label="exact", zorder=9)
     axes.set_xlabel("steps")
     axes.set_ylabel("mean weight, relative to the first")
-    legend(figure, axes, 0.82)
+    legend(figure, axes, 0.79)
     save(figure, "decay", title, "AdamW with a gradient of 0, lr * weight decay = %g: mean of 4096 bf16 weights, 95 %% "
-         "interval" % rate, 0.82)
+         "interval" % rate, 0.79)
     table("decay", ["after %d steps" % last, "weight, exact: %.4f" % exact(last), "share of the true decay"],
           [[name, "%.4f ± %.4f" % (1 - lost(name), r.end("decay", method=name)["half"]), "%.3f" % (lost(name) / right)]
            for name in names])
@@ -786,9 +791,9 @@ def draw_moment(r):
         panel.set_title("gradients %d times smaller" % drop, fontsize=11)
         panel.set_xlabel("steps since the drop")
     axes[0].set_ylabel("mean second moment")
-    legend(figure, axes[0], 0.83)
+    legend(figure, axes[0], 0.79)
     save(figure, "moment", title, "AdamW, beta2 = %g. The gradients of every second weight of 4096 drop: mean of their "
-         "second moments, 95 %% interval" % HYPER["betas"][1], 0.83)
+         "second moments, 95 %% interval" % HYPER["betas"][1], 0.79)
     table("moment", ["second moment / that of fp32", "bytes per parameter", "before", "drop by 10: on the way, at most",
                      "at the end", "drop by 100: on the way, at most", "at the end"],
           [[name, "%.1f" % r.end("moment", method=name)["bytes"],
@@ -825,14 +830,14 @@ def draw_bytes(r):
                                fmt="s" if METHODS[name].peer else "o", markersize=7, color=METHODS[name].colour,
                                label=name)
         panel.set_xlim(5, 17)
-        panel.set_xticks([6, 7, 8, 9, 10, 12, 14, 16])
+        panel.set_xticks([6, 8, 10, 12, 14, 16])
         panel.set_title("%s, %s" % (task.name, task.format), fontsize=11)
         panel.set_xlabel("bytes per parameter")
     ticks(axes[0].yaxis, top)
     axes[0].set_ylabel("loss minus fp32, nats")
-    legend(figure, axes[0], 0.78)
+    legend(figure, axes[0], 0.77)
     save(figure, "bytes", title, "Weight, gradient and state of AdamW. Squares are other libraries. Green: level with "
-         "fp32. Runs that end in NaN are not shown", 0.78)
+         "fp32. Runs that end in NaN are not shown", 0.77)
 
 
 def draw():

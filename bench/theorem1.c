@@ -230,8 +230,8 @@ static void write_svg(FILE *file, const Results *r) {
           "<rect width=\"900\" height=\"510\" fill=\"#ffffff\"/>\n",
           file);
     fprintf(file,
-            "<text x=\"%g\" y=\"34\" font-size=\"19\" font-weight=\"bold\">bf16 weights, smaller and smaller "
-            "steps: where SGD ends</text>\n",
+            "<text x=\"%g\" y=\"34\" font-size=\"19\" font-weight=\"bold\">Rounded to nearest, smaller "
+            "steps end farther from the solution</text>\n",
             LEFT);
     fprintf(file,
             "<text x=\"%g\" y=\"58\" fill=\"#57606a\">Least squares by SGD: relative distance of the weights "

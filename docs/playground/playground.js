@@ -2,12 +2,18 @@
 
 const ARMS = ["fp32", "nearest", "stochastic", "kahan"]; // in the order of playground.c
 const [LOW, HIGH, TICKS] = [0.03, 1, [0.03, 0.1, 0.3, 1]]; // losses on the chart
-const LEFT = 44, RIGHT = 16, TOP = 10, BOTTOM = 40; // the margins of the chart, in pixels
-const SPIRALS = [[247, 220, 111], [91, 60, 136]];    // their colours in the maps; one is light, the other dark
+const LEFT = 44, RIGHT = 92, TOP = 10, BOTTOM = 40; // the margins of the chart, in pixels
+const NAMES = {fp32: "fp32", nearest: "nearest", stochastic: "stochastic", kahan: "Kahan"}; // at the curves' ends
+const SPIRALS = [[247, 220, 111], [91, 60, 136]]; // their colours in the maps; one is light, the other dark
+const DOTS = ["#a05a00", "#1d0b3c"];              // and those of their points, with a white ring on either
 
 /* A module with one SIMD instruction (i8x16.splat), which a browser without simd128 refuses. */
 const SIMD_MODULE = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65,
     0, 253, 15, 11);
+
+/* The default settings, as in playground.c, for a server without native.json: then there is nothing to compare with. */
+const PLAN = {steps: 8000, point: 40, mean: 10, lr: 0.001, weight_decay: 0.01, beta2: 0.999, parameters: 354, batch: 16,
+    side: 48, arms: null};
 
 /* The settings by the id of their slider: the value from a position, the position from a value, and the text. */
 const SETTINGS = {
@@ -20,7 +26,7 @@ const SETTINGS = {
 const $ = id => document.getElementById(id);
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 const modules = {}; // "scalar" and "simd128": the compiled WebAssembly
-let native;         // native.json: the default settings, and what the native program computes with them
+let native;         // native.json: the default settings, and what the native program computes with them; or PLAN
 let worker, running, step, byDefault; // of this run. byDefault: did all its steps have the default settings?
 let losses; // per arm: the points of its curve
 let maps, points; // per arm: what it says of each point of a grid; and points of the task: x, y, x, y ...
@@ -91,6 +97,26 @@ function drawCurves() {
         $(`${arm}-loss`).textContent = last ? last[1].toFixed(4) : "–";
         if (maps) drawMap($(`${arm}-map`), maps[a]);
     });
+    drawNames();
+}
+
+/* The name of each curve at its end, with a line to it: above one another where the ends are close. */
+function drawNames() {
+    const {x, y} = drawing();
+    const ends = ARMS.map((arm, a) => {
+        const count = losses[a].length;
+        return {arm, at: count * native.point, loss: smooth(losses[a], count - 1)};
+    }).filter(({loss}) => loss > 0).sort((a, b) => a.loss - b.loss);
+    let top = Infinity;
+    for (const arm of ARMS) $(`${arm}-name`).textContent = "", $(`${arm}-lead`).setAttribute("d", "");
+    for (const {arm, at, loss} of ends) {
+        const left = Number(x(at)), end = Number(y(loss));
+        top = Math.min(end, top - 18);
+        $(`${arm}-lead`).setAttribute("d", `M${left + 3} ${end}L${left + 14} ${top}`);
+        $(`${arm}-name`).setAttribute("x", left + 18);
+        $(`${arm}-name`).setAttribute("y", top + 4);
+        $(`${arm}-name`).textContent = NAMES[arm];
+    }
 }
 
 function drawMap(canvas, map) {
@@ -106,12 +132,11 @@ function drawMap(canvas, map) {
     canvas.width = canvas.height = size;
     pen.drawImage(copy, 0, 0, size, size);
     for (let i = 0; i < points.length; i += 2) {
-        const [inside, outside] = i / 2 % 2 ? [SPIRALS[1], SPIRALS[0]] : SPIRALS;
         pen.beginPath();
         pen.arc((points[i] / 2.2 + 0.5) * size, (0.5 - points[i + 1] / 2.2) * size, size / 50, 0, 7);
-        pen.fillStyle = `rgb(${inside})`;
-        pen.strokeStyle = `rgb(${outside})`;
-        pen.lineWidth = size / 250;
+        pen.fillStyle = DOTS[i / 2 % 2];
+        pen.strokeStyle = "#fff";
+        pen.lineWidth = size / 160;
         pen.fill();
         pen.stroke();
     }
@@ -179,15 +204,17 @@ function receive(data) {
 }
 
 function finish(hashes) {
-    const equal = hashes.map((hash, a) => hash === native.arms[a].hash);
+    const equal = hashes.map((hash, a) => hash === native.arms?.[a].hash);
     running = false;
     drawCurves();
     ARMS.forEach((arm, a) => {
-        $(arm).querySelector("b").textContent = !byDefault ? "other settings" : equal[a] ? "equal" : "different";
+        $(arm).querySelector("b").textContent = !native.arms ? "" : !byDefault ? "other settings" :
+            equal[a] ? "equal" : "different";
         $(arm).querySelector(".here").textContent = hashes[a];
     });
-    say("done", !byDefault ? "Done. The native hashes are those of the default settings." :
-        equal.every(Boolean) ? "Done. The bits of all four arms are equal to the native ones." :
+    say("done", !native.arms ? "Done. This server has no hashes of the native program to compare with." :
+        !byDefault ? "Done. The native hashes are those of the default settings." :
+        equal.every(Boolean) ? "Done. The bits of all four runs are equal to the native ones." :
             "Done. The bits are different from the native ones.");
 }
 
@@ -209,11 +236,11 @@ async function begin() {
     const simd = WebAssembly.validate(SIMD_MODULE);
     for (const name of simd ? ["scalar", "simd128"] : ["scalar"])
         modules[name] = await WebAssembly.compile(await (await load(`${name}.wasm`)).arrayBuffer());
-    native = await (await load("native.json")).json();
+    native = await load("native.json").then(response => response.json()).catch(() => PLAN);
 
     for (const name of ["steps", "parameters"]) $(name).textContent = native[name].toLocaleString("en");
     $("mean").textContent = (native.mean * native.point).toLocaleString("en");
-    ARMS.forEach((arm, a) => { $(arm).querySelector(".native").textContent = native.arms[a].hash; });
+    ARMS.forEach((arm, a) => { $(arm).querySelector(".native").textContent = native.arms?.[a].hash ?? "–"; });
 
     // ?lr=1e-2&weight_decay=0.1&beta2=0.99&code=scalar sets other values than the default ones; ?wait waits for Start
     const query = new URLSearchParams(location.search);

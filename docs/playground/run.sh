@@ -12,7 +12,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 build() { # build FLAG...: with these flags in addition
     rm -rf build/web
     mkdir -p build/web
-    cp docs/playground/*.html docs/playground/*.css docs/playground/*.js build/web
+    cp docs/playground/*.html docs/playground/*.css docs/playground/*.js kahan_opt.h build/web
     for code in scalar simd128; do
         simd= && [ $code = scalar ] || simd=-msimd128
         clang --target=wasm32 -std=c99 -O2 $simd "$@" -mbulk-memory -nostdlib -fuse-ld=lld \

@@ -1,12 +1,13 @@
 """The playground (docs/places.md) in headless Chromium, driven by Selenium, mostly by its keyboard. `./build.sh web
 test` builds build/web and runs this. Prints TAP. `web.py picture` writes docs/playground.png instead.
 
-A server of this process has the files of build/web in five variants, which differ in native.json:
+A server of this process has the files of build/web in six variants, which differ in native.json:
     full     as built: the default run
     short    a run of 800 steps
     endless  a run that no test waits for
     false    a run of 800 steps, with another hash for the last arm
-    lacking  no scalar.wasm"""
+    lacking  no scalar.wasm
+    alone    no native.json"""
 import functools
 import gzip
 import http.server
@@ -31,6 +32,7 @@ SITE = os.path.join(ROOT, "build", "web")
 EXAMPLE = os.path.join(ROOT, "build", "web-example")
 ARMS = ("fp32", "nearest", "stochastic", "kahan")
 FILES = {"index.html", "playground.css", "playground.js", "worker.js", "scalar.wasm", "simd128.wasm", "native.json"}
+LINKED = {"kahan_opt.h"}
 CLOSE, APART = 0.005, 0.1  # losses: Kahan and stochastic are this close to fp32, nearest is this far above it
 CURVE_PIXELS = 15  # a curve has at least this many pixels of exactly its colour
 
@@ -50,7 +52,7 @@ SHORT = json.loads(native("800"))
 FALSE = json.loads(native("800"))
 FALSE["arms"][3]["hash"] = FALSE["arms"][3]["hash"][:-1] + ("1" if FALSE["arms"][3]["hash"][-1] == "0" else "0")
 VARIANTS = {"full": FULL, "short": SHORT, "endless": dict(FULL, steps=100 * 1000 * 1000), "false": FALSE,
-            "lacking": FULL}
+            "lacking": FULL, "alone": None}
 
 # ---- the server and the browser --------------------------------------------------------------------------------------
 
@@ -61,7 +63,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self):
         variant, _, name = self.path.split("?")[0][1:].partition("/")
         self.path = "/" + name
-        if variant in VARIANTS and name == "native.json":
+        if VARIANTS.get(variant) and name == "native.json":
             body = json.dumps(VARIANTS[variant]).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -70,7 +72,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         elif variant == "example":
             self.directory = EXAMPLE
             super().do_GET()
-        elif variant not in VARIANTS or (variant, name) == ("lacking", "scalar.wasm"):
+        elif variant not in VARIANTS or (variant, name) in (
+                ("lacking", "scalar.wasm"), ("alone", "native.json")):
             self.send_error(404)
         else:
             super().do_GET()
@@ -196,7 +199,7 @@ def equal(got, wanted):
 
 
 def check_files():
-    equal(set(os.listdir(SITE)), FILES)
+    equal(set(os.listdir(SITE)), FILES | LINKED)
     limits = {name: [int(n.replace(",", "")) for n in numbers]
               for name, *numbers in re.findall(r"^\| `(\w+\.wasm)` \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.M)}
     for name in ("scalar.wasm", "simd128.wasm"):
@@ -281,7 +284,7 @@ def check_default_run(code):
     run()
     for arm, row, wanted in zip(ARMS, rows(), FULL["arms"]):
         equal((arm, *row), (arm, "%.4f" % wanted["loss"], "equal", wanted["hash"], wanted["hash"]))
-    equal(text("#status"), "Done. The bits of all four arms are equal to the native ones.")
+    equal(text("#status"), "Done. The bits of all four runs are equal to the native ones.")
     assert re.fullmatch(r"[\d,]+ steps/s", text("#%s-speed" % code)), "no speed of " + code
     assert re.fullmatch(r"[a-z]+\d*", text("#isa")), "no instruction set"
     print("# %s: %s, the library's %s code" % (code, text("#%s-speed" % code), text("#isa")))
@@ -397,8 +400,8 @@ def check_tab():
             ring = script("const s = getComputedStyle(document.activeElement);"
                           "return s.outlineStyle === 'solid' && parseFloat(s.outlineWidth) >= 2")
             assert ring, "the focus on %s cannot be seen" % order[-1]
-    equal(order[:8], ["start", "reset", "defaults", "lr", "weight_decay", "beta2", "more", "simd128"])
-    equal([name for name in order[8:] if name], [])
+    equal(order[:9], ["home", "start", "reset", "defaults", "lr", "weight_decay", "beta2", "more", "simd128"])
+    equal([name for name in order[9:] if name], [])
 
 
 def check_sliders():
@@ -569,6 +572,27 @@ def check_lacking():
     equal(text("#status"), "Failed: scalar.wasm: 404")
 
 
+def check_alone():
+    visit("alone", "code=simd128")
+    run()
+    equal(text("#status"), "Done. This server has no hashes of the native program to compare with.")
+    equal([row[1:] for row in rows()], [["", arm["hash"], "–"] for arm in FULL["arms"]])
+
+
+def check_names_of_curves():
+    """At the end of each curve; none on another, and none outside of the chart."""
+    boxes = script("""const chart = document.getElementById("chart").getBoundingClientRect();
+        return arguments[0].map(arm => {
+            const name = document.getElementById(arm + "-name"), box = name.getBoundingClientRect();
+            return [name.textContent, box.top, box.bottom, chart.right - box.right, box.left - chart.left,
+                box.top - chart.top];
+        })""", ARMS)
+    equal([box[0] for box in boxes], ["fp32", "nearest", "stochastic", "Kahan"])
+    for _, top, bottom, right, left, above in boxes:
+        assert min(right, left, above) >= 0, "a name is outside of the chart: %s" % boxes
+        assert sum(top < other[2] - 4 and other[1] + 4 < bottom for other in boxes) == 1, "names overlap: %s" % boxes
+
+
 def check_file():
     driver.get("file://" + os.path.abspath(os.path.join(SITE, "index.html")))
     equal(text("#status"), "Loading. This page needs a web server: opened as a file, it stays here.")
@@ -583,6 +607,7 @@ CHECKS = (
     ("the default run, simd128: loss and bits of each arm are the native ones",
      functools.partial(check_default_run, "simd128")),
     ("... Kahan and stochastic end within %g of fp32, nearest %g above it" % (CLOSE, APART), check_losses),
+    ("... each has its name at its end", check_names_of_curves),
     ("... so do their maps", check_maps),
     ("... every curve is there, light and dark, in 1000 and 320 pixels", check_pixels),
     ("... texts have a contrast of 4.5, curves of 3; each curve has dashes of its own", check_contrast),
@@ -605,6 +630,7 @@ CHECKS = (
     ("the console is empty", check_console),
     ("all requests were for files of build/web, and the server has them all", check_requests),
     ("a file that is missing is named", check_lacking),
+    ("without native.json the page trains all the same, to the same bits", check_alone),
     ("opened as a file, the page says what it needs", check_file),
 )
 
