@@ -634,8 +634,8 @@ def two_lines(name):
 
 def legend(figure, axes, right):
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, list(map(two_lines, labels)), loc="center left", bbox_to_anchor=(right, 0.5), frameon=False, fontsize=11,
-                  handlelength=2.6)
+    figure.legend(handles, list(map(two_lines, labels)), loc="center left", bbox_to_anchor=(right, 0.5), frameon=False,
+                  fontsize=11, handlelength=2.6)
 
 
 def path_of(name, ending):
