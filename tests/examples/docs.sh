@@ -432,13 +432,13 @@ while IFS="$tab" read -r page name line language mark <&3; do
             printf '}\n'; } >>"$out/$name/cuda.c"
         ;;
     c\ * | cpp\ * | ino\ *)
-        [ $name != docs_guide ] || cp docs/examples/steps/* "$out/$name"
+        [ $name != docs_guide ] || cp docs/examples/steps/*.[ch] "$out/$name"
         one_file
         last=$out/$name/$line.output
         ;;
     'sh run')
         [ -e "$out/$name/kahan_opt.h" ] || cp kahan_opt.h "$out/$name"
-        [ $name != docs_guide ] || cp docs/examples/steps/* "$out/$name" # what its programs include
+        [ $name != docs_guide ] || cp docs/examples/steps/*.[ch] "$out/$name" # what its programs include
         {
             printf 'cc() { command %s -DKAHAN_OPT_NO_SIMD "$@"; }\nset -e\n' "$CC"
             cat "$block"
