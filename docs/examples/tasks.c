@@ -12,6 +12,7 @@
 enum { N = 1000 };
 static kopt_bf16 w[N], g[N];
 static unsigned char state[KOPT_STATE_BYTES(N, 6)];
+static kopt_bf16 before[N]; /* the weights of each layer on disk, before its steps */
 
 /* writes the gradient, times the loss scale; the goal of each weight is 0.5 */
 static void backward(void *user, double loss_scale) {
@@ -67,14 +68,40 @@ static int warm_restart(void) {
     return kopt_optimizer_step(&opt, &t, 1) != KOPT_OK;
 }
 
+/* The same two steps with all layers in memory: are the bits others? */
+static int differs_in_memory(kopt_bf16 (*layers)[N], int count) {
+    enum { MOST = 4 };
+    static kopt_bf16 weight[MOST][N], grad[MOST][N];
+    static unsigned char block[MOST][sizeof state];
+    kopt_optimizer opt = kopt_adamw(1e-3);
+    kopt_tensor t[MOST];
+    int layer, iteration;
+    for (layer = 0; layer < count; ++layer) {
+        memcpy(weight[layer], before, sizeof before);
+        t[layer] = KOPT_TENSOR(KOPT_BF16, weight[layer], grad[layer], N, block[layer], sizeof block[layer]);
+    }
+    if (kopt_list_set_ids(t, (size_t)count, 0) || kopt_state_init(&opt, t, (size_t)count, NULL)) return 1;
+    for (iteration = 0; iteration < 2; ++iteration) {
+        for (layer = 0; layer < count; ++layer) {
+            memcpy(w, weight[layer], sizeof w);
+            backward(NULL, 1);
+            memcpy(grad[layer], g, sizeof g);
+        }
+        if (kopt_optimizer_step(&opt, t, (size_t)count)) return 1;
+    }
+    return memcmp(weight, layers, (size_t)count * sizeof weight[0]) != 0;
+}
+
 /* One layer at a time in memory. The bits are those of one call for all layers. */
 static int parameters_on_disk(void) {
     enum { LAYERS = 4, BYTES = sizeof w + sizeof state };
+    static kopt_bf16 layers[LAYERS][N];
     kopt_optimizer opt = kopt_adamw(1e-3);
     kopt_tensor t = KOPT_TENSOR(KOPT_BF16, w, g, N, state, sizeof state);
     FILE *file = tmpfile();
     int layer, iteration;
     if (file == NULL) return 1;
+    memcpy(before, w, sizeof w);
     for (iteration = 0; iteration < 3; ++iteration) {
         kopt_step step;
         if (iteration > 0 && kopt_step_begin(&step, &opt)) return 1;
@@ -89,9 +116,10 @@ static int parameters_on_disk(void) {
                 if (kopt_step_run(&step, &t, 1) || fseek(file, (long)layer * BYTES, SEEK_SET)) return 1;
             }
             if (fwrite(w, sizeof w, 1, file) != 1 || fwrite(state, sizeof state, 1, file) != 1) return 1;
+            memcpy(layers[layer], w, sizeof w);
         }
     }
-    return fclose(file);
+    return fclose(file) || differs_in_memory(layers, LAYERS);
 }
 
 /* Which share of the updates reaches the weights that the model reads. Beside each step, an fp32 step from the same
