@@ -1,4 +1,4 @@
-/* kahan_opt.h - v0.8 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+/* kahan_opt.h - v0.9 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
    Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
    gradients, the library updates the weights. It allocates nothing: all memory is yours.
@@ -44,15 +44,15 @@
        BYTES PER PARAMETER        FORMATS AND RESULTS     INSTRUCTION SETS            CONVERSIONS OF ONE VALUE
        RANDOM BITS                ONE-ELEMENT UPDATES     INLINE STEPS                OPTIMIZER
        TENSOR AND STATE           STEP                    CHECKPOINTS                 NORM AND CLIPPING
-       LOSS SCALING               GRADIENT ACCUMULATION   GRADIENT COMPRESSION        REDUCTION
-       CONVERSIONS OF ARRAYS      VECTOR MATHEMATICS      RANDOM NUMBERS
+       LOSS SCALING               GRADIENT ACCUMULATION   REDUCTION                   CONVERSIONS OF ARRAYS
+       NOT FROZEN                 GRADIENT COMPRESSION    VECTOR MATHEMATICS          RANDOM NUMBERS
        IMPLEMENTATION             COMPILER AND TARGET     INTERNAL TYPES              RULES AND FORMATS
        MEMORY                     BINARY64 ARITHMETIC     EXACT NORM                  FLOATING-POINT ENVIRONMENT
        A STEP BEGUN               A STEP ON TENSORS       ONE PASS PER INSTRUCTION SET
        VOCABULARIES               KERNELS                 DISPATCH                    TILES
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 800
+#if defined(KOPT_VERSION) && KOPT_VERSION != 900
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
@@ -153,6 +153,8 @@
    bf16 KAHAN or EXACT            2       2        2         4        10
    bf16 COMPACT                   2       2        1         4         9
    bf16 STOCHASTIC or NEAREST     2       2        -         4         8
+   bf16 KAHAN, 8-bit second m.    2       2        2         3.02      9.02
+   bf16 COMPACT, 8-bit second m.  2       2        1         3.02      8.02
    bf16 COMPACT, 8-bit moments    2       2        1         2.03      7.03
    Instead of 2 moments, EMA and SGD without momentum keep 0, SGD with momentum and Lion 1, AMSGrad 3 and Adan 4.
    Ranger keeps 2 and a second copy of weight and residual. Without a gradient buffer (step each tensor as soon as its
@@ -161,7 +163,7 @@
    VERSION HISTORY: docs/CHANGELOG.md
 */
 
-#define KOPT_VERSION 800 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
+#define KOPT_VERSION 900 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -825,17 +827,19 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
    refuse a struct that no constructor made, such as {0}, with KOPT_ERROR_UNINITIALIZED, a number that is not finite or
    out of its range with KOPT_ERROR_RANGE, and a combination that does not exist with KOPT_ERROR_OPTION.
 
-   The rule, the formats, the rounding and the number of moments (momentum, amsgrad) decide the layout of a state
-   block. If one of them changes after kopt_state_init(), the block is refused with KOPT_ERROR_MISMATCH. All other
+   The rule, the formats of moments, the rounding and the number of moments (momentum, amsgrad) decide the layout of a
+   state block. If one of them changes after kopt_state_init(), the block is refused with KOPT_ERROR_MISMATCH. All other
    fields may change between steps. A field whose comment begins with a rule is read by this rule only. */
 typedef struct kopt_optimizer {
     uint32_t made_;                  /* set by the constructor; the first field in every version */
     kopt_rule rule;                  /* set by the constructor */
     kopt_rounding rounding;          /* of 16-bit weights; default KOPT_KAHAN. fp32 weights are stored as they are */
     kopt_rounding residual_rounding; /* of KAHAN and COMPACT: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
-    kopt_format moment_format;       /* KOPT_F32, KOPT_BF16 (default), KOPT_FP16 or KOPT_Q8. KOPT_FP16 stores the root
-                                        of the second moment; gradients below 1e-6 are partly lost, even with a loss
-                                        scale (see LOSS SCALING) */
+    kopt_format first_moment_format; /* of the first moment, and Adan's third and fourth: KOPT_F32, KOPT_BF16 (default),
+                                        KOPT_FP16 or KOPT_Q8, which is noisy for Lion and for beta1 >= 0.99 */
+    kopt_format second_moment_format; /* of the second moment, and AMSGrad's third: the same. KOPT_FP16 stores the
+                                        root; gradients below 1e-6 are partly lost, even with a loss scale (see LOSS
+                                        SCALING) */
     kopt_rounding moment_rounding;   /* of 16- and 8-bit moments: KOPT_STOCHASTIC (default) or KOPT_NEAREST */
     kopt_decay_mode decay_mode;      /* default KOPT_DECAY_L2 for SGD, Adam and RAdam, KOPT_DECAY_DECOUPLED for the
                                         others */
@@ -856,13 +860,14 @@ typedef struct kopt_optimizer {
                                         this is the Python package adam-atan2; default 0 */
     uint32_t step;                   /* steps begun so far, at most 2^32 - 1; 0 for a new run. kopt_step_begin() counts
                                         them */
+    uint32_t reserved32_;            /* 0 */
     /* kopt_step_begin() rounds all numbers below to float. It computes 1 - beta and 1 - dampening before it rounds:
        1 - 0.999f would have a relative error of 1.3e-5. */
-    double lr;                       /* learning rate, >= 0 */
+    double lr;                       /* learning rate, >= 0; EMA does not read it */
     double max_lr;                   /* > 0; only KOPT_DECAY_FULLY_DECOUPLED reads it. Default: the constructor's lr */
     double weight_decay;             /* >= 0; default 0, AdamW and StableAdamW 0.01, Adan 0.02 */
-    double beta1, beta2, beta3;      /* in [0, 1); Adam: 0.9, 0.999. SGD and EMA read none of them, only Adan reads
-                                        beta3 */
+    double beta1, beta2, beta3;      /* in [0, 1); Adam: 0.9, 0.999. EMA: beta1 is the decay, in [0, 1]. SGD reads none
+                                        of them, only Adan reads beta3 */
     double eps;                      /* a positive normal float, added to the root in fp32; default 1e-8 (other
                                         constructors: see below). SGD, Lion, Adam-atan2 and EMA do not read it */
     double momentum, dampening;      /* SGD: finite, momentum >= 0; default 0, 0 */
@@ -934,9 +939,9 @@ KOPT_HOST_INLINE_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
 
 /* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding. The
    tensor's `weight` is the average; its `grad` is the array of weights to average, which a step only reads. decay is
-   in [0, 1]; opt.lr becomes 1 - decay or, if decay is out of range, -1, which is refused with KOPT_ERROR_RANGE.
-   maximize, zero_grad, moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). The average of a fine-tuning run,
-   whose weights move by less than an ulp, needs KOPT_STOCHASTIC, KOPT_F32 or a stochastic copy: docs/fine-tuning.md. */
+   in [0, 1], otherwise KOPT_ERROR_RANGE; it is opt.beta1, which may change from step to step. maximize, zero_grad,
+   moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). The average of a fine-tuning run, whose weights move by
+   less than an ulp, needs KOPT_STOCHASTIC, KOPT_F32 or a stochastic copy: docs/fine-tuning.md. */
 KOPT_HOST_INLINE_ kopt_optimizer kopt_ema(double decay) { return kopt_make_optimizer_(KOPT_RULE_EMA, decay); }
 #endif
 
@@ -954,7 +959,8 @@ typedef struct kopt_tensor {
     void *state;                /* the state block: kopt_state_size() bytes; may be NULL if that is 0 */
     size_t state_size;          /* bytes at state; if there are too few: KOPT_ERROR_SIZE */
     size_t n;                   /* number of elements; 0 is valid, and then the pointers may be NULL */
-    const void *reserved_array_; /* NULL */
+    const struct kopt_state_arrays *arrays; /* NULL: the state is the block. Otherwise it is in these arrays of the
+                                   caller, and state must be NULL (KOPT_ERROR_OPTION) */
     struct kopt_counts *counts; /* NULL, or the counts that a step adds to; this is slower. One per thread */
     kopt_format weight_format;  /* KOPT_F32, KOPT_BF16 or KOPT_FP16. A list may mix them */
     kopt_format grad_format;    /* the same, independent of the weights' format */
@@ -976,6 +982,26 @@ typedef struct kopt_tensor {
                                    measures them itself. Other optimizers ignore it */
     uint64_t reserved_[2];      /* 0 */
 } kopt_tensor;
+
+/* A state in arrays of the caller, in place of a block: for programs that already have m and v, and for tensors of
+   other libraries. A step works on them in place, with the bits of a block. kopt_save() writes the same checkpoint, so
+   one may be loaded into the other. All zeros are a fresh state (Ranger: kopt_state_init(), for its slow weights). An
+   array that the options do not need is not read and may be NULL; one that they need and that is NULL is
+   KOPT_ERROR_NULL. No two arrays of a tensor, or of neighbours in a list, may overlap (KOPT_ERROR_OVERLAP). The struct
+   is read during a call only. Random bits still depend on t.id and t.first_index.
+
+   There is no header. So what a block finds is not found here: arrays that are too short, of another format, rounding,
+   rule, tensor or id, never set, or half loaded because kopt_load_from() could not read twice. Prefer a block. */
+typedef struct kopt_state_arrays {
+    size_t size;                /* sizeof(kopt_state_arrays), otherwise KOPT_ERROR_SIZE */
+    void *residual;             /* KAHAN: n values of the weights' format (fp16: times 2^11); EXACT: n uint16_t;
+                                   COMPACT: n uint8_t (docs/numerics.md section 3) */
+    void *moment[4];            /* the first to fourth: n values of the format of this moment, of KOPT_Q8 n codes. With
+                                   KOPT_FP16 and KOPT_Q8 a mean of squares is stored as its root */
+    void *scale[4];             /* KOPT_Q8: of each moment (n + 255) / 256 fp32 values; otherwise NULL */
+    void *slow, *slow_residual; /* Ranger: n values like the weights, and like the residual */
+    void *reserved_;            /* NULL */
+} kopt_state_arrays;
 
 /* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
 typedef struct kopt_counts {
@@ -1021,7 +1047,7 @@ KOPT_API_ KOPT_RESULT_ kopt_list_set_ids(kopt_tensor *tensors, size_t count, uin
    KAHAN, COMPACT and EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for
    their scale) and, with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 16
    bytes. 0 if there is nothing to store or n is 0, and also if the optimizer or the tensor is refused: kopt_explain()
-   tells why. */
+   tells why. t.arrays is not read. */
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t);
 
 /* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size per weight of the residual,
@@ -1082,6 +1108,10 @@ KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_ten
    together would be NaN (COMPACT and EXACT: a zero beside a negative residual), the weight stands alone. */
 KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                          const float *in);
+
+/* Tells where the arrays of a state are: in its block, or *t->arrays. Those that the options do not need are NULL.
+   Errors: those of kopt_state_read(). */
+KOPT_API_ KOPT_RESULT_ kopt_state_arrays_of(const kopt_optimizer *opt, const kopt_tensor *t, kopt_state_arrays *arrays);
 
 /* Explains an error to a human: the first field of *opt that is refused, and what it may be, or the product of fields
    that is too large for the next step; then the first field or state block of the tensors that is refused. Any argument
@@ -1440,6 +1470,34 @@ KOPT_API_ KOPT_RESULT_ kopt_accumulator_add(kopt_accumulator *a, const void *gra
 /* Copies sum + residual to out, as n fp32 values; zeros if a->count is 0. out must overlap neither of the two. */
 KOPT_API_ KOPT_RESULT_ kopt_accumulator_read(const kopt_accumulator *a, float *out);
 
+/* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
+
+/* Sums arrays of n values in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ...) * scale. Each + and * is in
+   fp32; the result is rounded to nearest even once, at the end. scale is 1 / count for the mean. The bits do not depend
+   on the slicing. All shards have one format. out may be one of the shards if out_format equals format; otherwise it
+   must overlap neither a shard nor the array shards. KOPT_ERROR_RANGE if count is 0 or scale is not finite. */
+KOPT_API_ KOPT_RESULT_ kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
+                                   kopt_format format, size_t n, double scale);
+
+/* ---- CONVERSIONS OF ARRAYS --------------------------------------------------------------------------------------- */
+
+/* Converts n values between KOPT_F32, KOPT_BF16 and KOPT_FP16, rounded to nearest even. dst and src must not overlap.
+   NaN stays NaN, subnormals are not flushed to zero, overflow gives infinity. */
+KOPT_API_ KOPT_RESULT_ kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
+                                    size_t n);
+
+/* The same with stochastic rounding. Element i uses the random bits of (key, stream 1) at index key.first_index + i.
+   KOPT_ERROR_BOUNDS if key.first_index is 2^63 or above. */
+KOPT_API_ KOPT_RESULT_ kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
+                                               kopt_format src_format, size_t n, kopt_random_key key);
+
+/* 1 if all n values are finite, otherwise 0; 0 also for invalid arguments. Use it to decide whether to skip a step. */
+KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
+
+/* ---- NOT FROZEN -------------------------------------------------------------------------------------------------- */
+
+/* What follows may change in any version, also after 1.0: compression, vector mathematics and random numbers. */
+
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
 
 /* Compresses gradients that are sent from rank to rank. The result, the code of the gradient, takes 2 bytes per value
@@ -1488,30 +1546,6 @@ KOPT_API_ KOPT_RESULT_ kopt_compress(kopt_compressor *c, void *out, size_t out_s
    fp32 zeros and add the codes of all ranks in the same order everywhere. KOPT_ERROR_RANGE if scale is not finite. */
 KOPT_API_ KOPT_RESULT_ kopt_decompress_add(void *sum, kopt_format format, const void *in, size_t in_size,
                                            kopt_format code, size_t n, double scale);
-
-/* ---- REDUCTION --------------------------------------------------------------------------------------------------- */
-
-/* Sums arrays of n values in a fixed order: out[i] = (shards[0][i] + shards[1][i] + ...) * scale. Each + and * is in
-   fp32; the result is rounded to nearest even once, at the end. scale is 1 / count for the mean. The bits do not depend
-   on the slicing. All shards have one format. out may be one of the shards if out_format equals format; otherwise it
-   must overlap neither a shard nor the array shards. KOPT_ERROR_RANGE if count is 0 or scale is not finite. */
-KOPT_API_ KOPT_RESULT_ kopt_reduce(void *out, kopt_format out_format, const void *const *shards, size_t count,
-                                   kopt_format format, size_t n, double scale);
-
-/* ---- CONVERSIONS OF ARRAYS --------------------------------------------------------------------------------------- */
-
-/* Converts n values between KOPT_F32, KOPT_BF16 and KOPT_FP16, rounded to nearest even. dst and src must not overlap.
-   NaN stays NaN, subnormals are not flushed to zero, overflow gives infinity. */
-KOPT_API_ KOPT_RESULT_ kopt_convert(void *dst, kopt_format dst_format, const void *src, kopt_format src_format,
-                                    size_t n);
-
-/* The same with stochastic rounding. Element i uses the random bits of (key, stream 1) at index key.first_index + i.
-   KOPT_ERROR_BOUNDS if key.first_index is 2^63 or above. */
-KOPT_API_ KOPT_RESULT_ kopt_convert_stochastic(void *dst, kopt_format dst_format, const void *src,
-                                               kopt_format src_format, size_t n, kopt_random_key key);
-
-/* 1 if all n values are finite, otherwise 0; 0 also for invalid arguments. Use it to decide whether to skip a step. */
-KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 #ifdef KAHAN_OPT_VMATH
 /* ---- VECTOR MATHEMATICS ------------------------------------------------------------------------------------------ */
@@ -1762,7 +1796,7 @@ KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
 /* A step that has begun: what the caller's kopt_step holds. */
 typedef struct kopt_begun_ {
     kopt_rule rule;
-    kopt_format moment_format;
+    kopt_format first_moment_format, second_moment_format; /* the same, if there is no second moment */
     kopt_rounding rounding, moment_rounding, residual_rounding;
     int nesterov, zero_grad;
     int moment_count; /* number of moment arrays, 0 to 4 */
@@ -1798,14 +1832,15 @@ typedef char kopt_step_has_room_[sizeof(kopt_begun_) <= sizeof(kopt_step) ? 1 : 
 /* A step of elements [begin, end) of one tensor, ready to run: all arguments are checked. */
 typedef struct kopt_job_ {
     const kopt_begun_ *step;
-    kopt_byte_ *weight, *grad, *residual, *moment[4], *slow, *slow_residual, *copy; /* copy may be NULL */
-    kopt_counts *counts;                                                            /* may be NULL */
-    kopt_format weight_format, grad_format, copy_format, moment_format;             /* in memory */
-    size_t begin, end, scale; /* scale: bytes from the codes of an 8-bit moment to its scales */
+    kopt_byte_ *weight, *grad, *copy; /* copy may be NULL */
+    kopt_byte_ *residual, *moment[4], *slow, *slow_residual;
+    const kopt_state_arrays *arrays; /* of the caller, or NULL */
+    kopt_counts *counts;             /* may be NULL */
+    kopt_format weight_format, grad_format, copy_format;
+    size_t begin, end, scale; /* scale: bytes from the codes of an 8-bit moment to its scales in a block */
     uint64_t first;           /* global index of element 0 */
     uint32_t id, stream;      /* of the random bits */
     float rate, weight_decay, l2;
-    int buffered; /* moment[] are fp32 buffers (means of squares as roots); the caller rounds and stores them */
 } kopt_job_;
 
 /* The conversion of an array. */
@@ -1858,6 +1893,14 @@ KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_(kopt_format format) {
 /* Is this moment a mean of squares, or AMSGrad's maximum of them? fp16 and 8-bit moments store its root. */
 KOPT_ALWAYS_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_RULE_ADAM);
+}
+
+/* Has each block of 256 values in this format a scale? */
+KOPT_ALWAYS_INLINE_ int kopt_has_scales_(kopt_format format) { return format == KOPT_Q8; }
+
+/* Do means of squares in this format hold their roots? */
+KOPT_ALWAYS_INLINE_ int kopt_holds_roots_(kopt_format format) {
+    return format == KOPT_FP16 || kopt_has_scales_(format);
 }
 
 KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
@@ -2267,34 +2310,42 @@ enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4,
 /* The kind of a step. Functions overwrite fields with constants, so that the compiler drops the code for others. */
 typedef struct kopt_kind_ {
     kopt_rule rule;
-    kopt_format weight, grad, moment;
+    kopt_format weight, grad, first, second; /* first, second: of the moments (see kopt_moment_format_()) */
     kopt_rounding rounding, moment_rounding, residual_rounding;
     int moment_count, nesterov;
-    int buffered; /* moments are in fp32 buffers, and are rounded when they leave them */
 } kopt_kind_;
 
-/* The kind of a job. scalar: for scalar code, which gets 8-bit moments in fp32 buffers only. */
-KOPT_ALWAYS_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j, int scalar) {
+KOPT_ALWAYS_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j) {
     const kopt_begun_ *s = j->step;
     const int adam = s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER; /* they differ in scalars only */
     kopt_kind_ kind;
     kind.rule = adam ? KOPT_RULE_ADAM : s->rule;
     kind.weight = j->weight_format;
     kind.grad = j->grad_format;
-    kind.moment = scalar && j->moment_format == KOPT_Q8 ? KOPT_F32 : j->moment_format;
+    kind.first = s->moment_count == 0 ? KOPT_F32 : s->first_moment_format;
+    kind.second = s->moment_count == 0 ? KOPT_F32 : s->second_moment_format;
     kind.rounding = s->rounding;
     kind.moment_rounding = s->moment_rounding;
     kind.residual_rounding = s->residual_rounding;
     kind.moment_count = s->moment_count;
     kind.nesterov = s->nesterov;
-    kind.buffered = j->buffered;
-    if (kind.buffered) kind.moment = KOPT_F32;
     return kind;
+}
+
+/* The format of a moment. Kernels have 8-bit moments (KOPT_Q8) in fp32 buffers, which their caller stores. */
+KOPT_INLINE_ kopt_format kopt_moment_format_(kopt_kind_ kind, int moment) {
+    return kopt_is_square_(kind.rule, moment) ? kind.second : kind.first;
+}
+
+/* The format of its array or buffer in a kernel, and the bytes of an element. */
+KOPT_INLINE_ kopt_format kopt_unbuffered_(kopt_format format) { return kopt_has_scales_(format) ? KOPT_F32 : format; }
+KOPT_INLINE_ size_t kopt_moment_bytes_(kopt_kind_ kind, int moment) {
+    return kopt_bytes_of_(kopt_unbuffered_(kopt_moment_format_(kind, moment)));
 }
 
 /* Does the array (or fp32 buffer) of this moment hold the root of a mean of squares? */
 KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
-    return (kind.moment == KOPT_FP16 || kind.moment == KOPT_Q8 || kind.buffered) && kopt_is_square_(kind.rule, moment);
+    return kopt_holds_roots_(kind.second) && kopt_is_square_(kind.rule, moment);
 }
 
 /* AMSGrad's maximum, which does not accumulate, is always rounded to nearest. */
@@ -2304,7 +2355,7 @@ KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
 
 /* Does any store of such a step draw random bits? */
 KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
-    if (kind.moment_count != 0 && kind.moment != KOPT_F32 && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
+    if ((kind.first != KOPT_F32 || kind.second != KOPT_F32) && kind.moment_rounding == KOPT_STOCHASTIC) return 1;
     if (kind.weight == KOPT_F32) return 0;
     if (kind.rounding == KOPT_STOCHASTIC) return 1;
     return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) && kind.residual_rounding == KOPT_STOCHASTIC;
@@ -2315,14 +2366,20 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
 enum { KOPT_CORE_CACHE_ = 1 << 21, KOPT_SHARED_CACHE_ = 1 << 25 };
 
 /* Does a step of n elements prefetch? If its arrays exceed `enough` bytes, and take longer than its arithmetic. */
-static KOPT_FORCE_INLINE_ int kopt_prefetches_(const kopt_job_ *j, kopt_kind_ kind, size_t n, size_t enough) {
-    const size_t moment = kopt_bytes_of_(j->moment_format);
+static KOPT_FORCE_INLINE_ int kopt_prefetches_(kopt_kind_ kind, size_t n, size_t enough) {
     const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
-                         kopt_bytes_of_(kind.grad) + (unsigned)kind.moment_count * moment;
+                         kopt_bytes_of_(kind.grad) + (unsigned)kind.moment_count * kopt_bytes_of_(kind.first);
     if (n <= enough / bytes) return 0;
-    return kind.moment_count == 0 || (kind.weight == KOPT_F32 && kind.moment == KOPT_F32 && kind.moment_count < 3);
+    return kind.moment_count == 0 ||
+           (kind.weight == KOPT_F32 && kopt_unbuffered_(kind.first) == KOPT_F32 && kind.moment_count < 3);
 }
 #endif
+
+/* Has a step 8-bit moments? Then it goes by whole blocks. */
+KOPT_SMALL_FN_ int kopt_has_blocks_(const kopt_begun_ *s) {
+    return s->moment_count > 0 &&
+           (kopt_has_scales_(s->first_moment_format) || kopt_has_scales_(s->second_moment_format));
+}
 
 /* Section 7 defines group, span, own, other and row. A block of Philox4x32-7 (Salmon et al. 2011) has 8 halves, for 8
    elements in each group of a span. Number k of an element (0: weight, 1 to 4: moments) is own + (8 * row + k) * stride
@@ -2383,8 +2440,7 @@ typedef struct kopt_tile_ {
     int is_loaded, prefetches;
     size_t apart; /* 0, or the elements of a pair: its even elements stand before the odd ones */
     void (*direction)(struct kopt_tile_ *), (*commit)(struct kopt_tile_ *);
-    float *moment[4];    /* buffered moments, means of squares as their roots */
-    uint32_t largest[4]; /* their largest magnitudes after the step, as fp32 bits */
+    uint32_t largest[4]; /* the largest magnitudes of 8-bit moments after the step, as fp32 bits */
 } kopt_tile_;
 
 /* What the loop over tiles calls of an instruction set. */
@@ -2560,16 +2616,14 @@ static KOPT_NOINLINE_ void kopt_set_defaults_(kopt_optimizer *opt, kopt_rule rul
     opt->made_ = KOPT_MADE_;
     opt->rule = rule;
     opt->rounding = KOPT_KAHAN;
-    opt->moment_format = KOPT_BF16;
+    opt->first_moment_format = opt->second_moment_format = KOPT_BF16;
     opt->moment_rounding = opt->residual_rounding = KOPT_STOCHASTIC;
     opt->decay_mode = (kopt_decay_mode)row->decay_mode;
-    opt->lr = opt->max_lr = lr;
-    if (rule == KOPT_RULE_EMA) /* -1 is refused; 1 - decay would be in range for decays like -1e-300 */
-        opt->lr = opt->max_lr = kopt_between_(lr, 0, 1) ? kopt_sub64_(1, lr) : -1;
+    opt->lr = opt->max_lr = rule == KOPT_RULE_EMA ? 1 : lr;
     opt->weight_decay = kopt_thousandths_(row->weight_decay);
     opt->lookahead = 6;
     opt->lookahead_rate = 0.5;
-    opt->beta1 = kopt_thousandths_(row->beta1);
+    opt->beta1 = rule == KOPT_RULE_EMA ? lr : kopt_thousandths_(row->beta1);
     opt->beta2 = kopt_thousandths_(row->beta2);
     opt->beta3 = kopt_thousandths_(990);
     opt->eps = kopt_div64_(1, (double)row->inverse_eps);
@@ -2644,19 +2698,19 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *
     MUST_(opt->made_ != KOPT_FOREIGN_, VERSION, kopt_result_string(KOPT_ERROR_VERSION));
     MUST_(opt->made_ == KOPT_MADE_, UNINITIALIZED, kopt_result_string(KOPT_ERROR_UNINITIALIZED));
     MUST_((opt->reserved_[0] | opt->reserved_[1] | opt->reserved_[2] | opt->reserved_[3] | opt->reserved_[4] |
-           opt->reserved_[5] | opt->reserved_[6]) == 0,
+           opt->reserved_[5] | opt->reserved_[6] | opt->reserved32_) == 0,
           OPTION, "reserved_: a field of a later version, which this implementation does not know");
     MUST_((unsigned)opt->rule <= KOPT_LAST_RULE_, OPTION, "rule: it does not exist");
     MUST_(opt->rule != KOPT_RULE_ADAM_ATAN2 || KOPT_HAS_VMATH_, OPTION, "rule: Adam-atan2 needs KAHAN_OPT_VMATH");
     MUST_((unsigned)opt->rounding <= KOPT_LAST_ROUNDING_, OPTION, "rounding: it does not exist");
-    MUST_((unsigned)opt->moment_format <= (unsigned)KOPT_Q8, OPTION,
-          "moment_format: KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8");
+    MUST_((unsigned)opt->first_moment_format <= (unsigned)KOPT_Q8 &&
+              (unsigned)opt->second_moment_format <= (unsigned)KOPT_Q8,
+          OPTION, "first_moment_format or second_moment_format: each KOPT_F32, KOPT_BF16, KOPT_FP16 or KOPT_Q8");
     MUST_(((unsigned)opt->moment_rounding | (unsigned)opt->residual_rounding) <= 1u, OPTION,
           "moment_rounding or residual_rounding: each KOPT_STOCHASTIC or KOPT_NEAREST");
     MUST_((unsigned)opt->decay_mode <= (unsigned)KOPT_DECAY_FULLY_DECOUPLED, OPTION,
           "decay_mode: KOPT_DECAY_L2, KOPT_DECAY_DECOUPLED or KOPT_DECAY_FULLY_DECOUPLED");
-    MUST_(kopt_between_(opt->lr, 0, opt->rule == KOPT_RULE_EMA ? 1 : largest), RANGE,
-          "lr: finite, >= 0; of kopt_ema(): its decay must be in [0, 1]");
+    MUST_(kopt_between_(opt->lr, 0, largest), RANGE, "lr: finite, >= 0");
     MUST_(opt->decay_mode != KOPT_DECAY_FULLY_DECOUPLED ||
               (kopt_between_(opt->max_lr, 0, largest) && !kopt_is_zero_(opt->max_lr)),
           RANGE, "max_lr: KOPT_DECAY_FULLY_DECOUPLED needs a finite number above 0");
@@ -2666,6 +2720,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *
     MUST_(opt->rule != KOPT_RULE_EMA ||
               (kopt_is_zero_(opt->weight_decay) && !opt->moments_only && !opt->zero_grad && !opt->maximize),
           OPTION, "weight_decay, moments_only, zero_grad or maximize: kopt_ema() needs 0");
+    MUST_(opt->rule != KOPT_RULE_EMA || kopt_between_(opt->beta1, 0, 1), RANGE, "beta1, the decay: in [0, 1]");
     MUST_(opt->rule == KOPT_RULE_SGD || opt->rule == KOPT_RULE_EMA ||
               (kopt_between_(opt->beta1, 0, KOPT_BELOW_1_) && kopt_between_(opt->beta2, 0, KOPT_BELOW_1_)),
           RANGE, "beta1 or beta2: each in [0, 1)");
@@ -2721,11 +2776,12 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(double beta, uint32_t step) {
 
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_begun_ *s) {
     s->rule = opt->rule;
-    s->moment_format = opt->moment_format;
     s->rounding = opt->rounding;
     s->moment_rounding = opt->moment_rounding;
     s->residual_rounding = opt->residual_rounding;
     s->moment_count = kopt_moments_(opt);
+    s->first_moment_format = opt->first_moment_format;
+    s->second_moment_format = s->moment_count < 2 ? opt->first_moment_format : opt->second_moment_format;
     s->nesterov = opt->rule == KOPT_RULE_SGD && opt->nesterov;
     s->zero_grad = opt->zero_grad;
     s->moments_only = opt->moments_only;
@@ -2735,7 +2791,8 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *o
     s->slow_scale = 0;
 }
 
-/* 1 - x in binary64, rounded to fp32: for dampening and lookahead_rate. kopt_one_minus_beta_() computes 1 - beta. */
+/* 1 - x in binary64, rounded to fp32: for dampening, lookahead_rate and the decay of an average. For betas there is
+   kopt_one_minus_beta_(). */
 KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(1, x)); }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
@@ -2751,7 +2808,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(opt->clip));
     if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     s->l2 = decay_mode == KOPT_DECAY_L2 ? weight_decay : 0;
-    s->rate = kopt_to_float_(opt->lr);
+    s->rate = rule == KOPT_RULE_EMA ? kopt_one_minus_(opt->beta1) : kopt_to_float_(opt->lr);
     s->weight_decay = 0;
     if (decay_mode == KOPT_DECAY_DECOUPLED) s->weight_decay = kopt_mul_(s->rate, weight_decay);
     if (decay_mode == KOPT_DECAY_FULLY_DECOUPLED)
@@ -2809,7 +2866,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 }
             }
             /* The rounding of the stored roots adds noise, which raises the mean of 1 / root (section 6b). */
-            if (opt->moment_format == KOPT_Q8 && s->step > 1) s->root_scale = kopt_mul_(s->root_scale, 1.003f);
+            if (opt->second_moment_format == KOPT_Q8 && s->step > 1) s->root_scale = kopt_mul_(s->root_scale, 1.003f);
         }
         if (rule == KOPT_RULE_RANGER) {
             s->sync = s->step % (uint32_t)opt->lookahead == 0;
@@ -2859,15 +2916,15 @@ KOPT_API_ kopt_result kopt_step_begin(kopt_step *step, kopt_optimizer *opt) {
 
 /* ---- layout of a state block ---- */
 
-/* What determines the layout of a state block, and where its arrays begin, in bytes from its start. total is its size,
-   or 0 if it has no arrays. scale is relative: from the codes of an 8-bit moment to its scales. */
+/* What determines the layout of a state block, and the bytes of its arrays with their padding. total is its size, or 0
+   if it has no arrays. The scales of an 8-bit moment are behind its codes. */
 typedef struct kopt_layout_ {
     kopt_rule rule;
-    kopt_format weight_format, moment_format;
+    kopt_format weight_format, first_moment_format, second_moment_format;
     kopt_rounding rounding;
     int moment_count;
-    size_t n, weight_bytes, residual_bytes, moment_bytes; /* bytes of an element */
-    size_t residual, moment[4], scale, slow, slow_residual, total;
+    size_t n, weight_bytes, residual_bytes;      /* bytes of an element */
+    size_t residual, first, second, slow, total; /* first: of the first moment, and each that has its format */
 } kopt_layout_;
 
 #define KOPT_BLOCK_ ((size_t)256) /* elements that share a scale */
@@ -2880,34 +2937,39 @@ static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ 
 KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }    /* in a checkpoint  */
 KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
 
+/* Bytes of a moment in a state block. */
+KOPT_SMALL_FN_ size_t kopt_bytes_of_moment_(kopt_format format, size_t n) {
+    return kopt_round_up16_(n * kopt_bytes_of_(format)) +
+           (kopt_has_scales_(format) ? kopt_round_up16_(4 * kopt_blocks_(n)) : 0);
+}
+
 /* The layout under a step, of which only the options count. n is at most KOPT_LARGEST_N_. */
 static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_begun_ *s, kopt_format weight, size_t n) {
-    const kopt_format moment = s->moment_format;
-    const int moment_count = s->moment_count;
-    const size_t residual_bytes = kopt_bytes_of_residual_(weight, s->rounding);
-    const size_t residual = kopt_round_up16_(n * residual_bytes);
-    const size_t slow = s->rule == KOPT_RULE_RANGER ? kopt_round_up16_(n * kopt_bytes_of_(weight)) : 0;
-    size_t bytes;
+    const kopt_format first = s->first_moment_format, second = s->second_moment_format;
+    const int count = s->moment_count, squares = count == 3 ? 2 : count > 1; /* AMSGrad has two */
+    const int ranger = s->rule == KOPT_RULE_RANGER;
+    size_t total;
     l->rule = s->rule;
     l->weight_format = weight;
-    l->moment_format = moment;
+    l->first_moment_format = first;
+    l->second_moment_format = second;
     l->rounding = weight == KOPT_F32 ? KOPT_NEAREST : s->rounding;
-    l->moment_count = moment_count;
+    l->moment_count = count;
     l->n = n;
     l->weight_bytes = kopt_bytes_of_(weight);
-    l->residual_bytes = residual_bytes;
-    l->moment_bytes = kopt_bytes_of_(moment);
-    l->scale = kopt_round_up16_(n * l->moment_bytes);
-    bytes = l->scale + (moment == KOPT_Q8 ? kopt_round_up16_(4 * kopt_blocks_(n)) : 0);
-    l->residual = KOPT_HEADER_;
-    l->moment[0] = l->residual + residual;
-    l->moment[1] = l->moment[0] + (moment_count > 0 ? bytes : 0);
-    l->moment[2] = l->moment[1] + (moment_count > 1 ? bytes : 0);
-    l->moment[3] = l->moment[2] + (moment_count > 2 ? bytes : 0);
-    l->slow = l->moment[3] + (moment_count > 3 ? bytes : 0);
-    l->slow_residual = l->slow + slow;
-    l->total = l->slow_residual + (slow != 0 ? residual : 0);
-    if (l->total == KOPT_HEADER_) l->total = 0;
+    l->residual_bytes = kopt_bytes_of_residual_(weight, s->rounding);
+    l->residual = kopt_round_up16_(n * l->residual_bytes);
+    l->first = l->second = kopt_bytes_of_moment_(first, n);
+    if (second != first) l->second = kopt_bytes_of_moment_(second, n);
+    l->slow = ranger ? kopt_round_up16_(n * l->weight_bytes) : 0;
+    total = l->residual + (size_t)(count - squares) * l->first + (size_t)squares * l->second;
+    if (ranger) total += l->slow + l->residual;
+    l->total = total == 0 ? 0 : KOPT_HEADER_ + total;
+}
+
+/* The format of moment m. */
+KOPT_SMALL_FN_ kopt_format kopt_format_in_layout_(const kopt_layout_ *l, int m) {
+    return kopt_is_square_(l->rule, m) ? l->second_moment_format : l->first_moment_format;
 }
 
 static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, const kopt_tensor *t) {
@@ -2920,9 +2982,10 @@ static kopt_layout_ kopt_layout_for_(const kopt_optimizer *opt, const kopt_tenso
 
 /* The header of a tensor in a checkpoint. Numbers are little-endian; a field that does not apply is 0.
      0 "KOPT"     4 version 2    5 rule       6 weight format
-     7 rounding + 16 * moment_rounding + 32 * residual_rounding           8 moment format
+     7 rounding + 16 * moment_rounding + 32 * residual_rounding           8 format of the first moment
      9 number of moments + 8 * nesterov + 16 * decay mode + 64 * stable + 128 * atan2_outside
-    10 saved      11 0           12 id (4)    16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)   44 0 (4)
+    10 saved      11 format of the second moment + 1, or 0 if it is that of the first
+    12 id (4)     16 n (8)     24 first_index (8)   32 seed (8)   40 step (4)   44 0 (4)
     48 lr   52 weight_decay   56 beta1   60 beta2 (fp32)
    The header of a state block in memory has only what may not change between two steps, so that equal runs have equal
    bytes: the rounding in byte 7, the number of moments in byte 9, and 0 in bytes 10 and 32 to 63.
@@ -2970,7 +3033,9 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const 
     const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_RULE_ADAM;
     uint32_t byte7 = 0, byte9 = (uint32_t)moment_count;
     if (weight != KOPT_F32) byte7 = (uint32_t)opt->rounding;
-    if (moment_count > 0 && opt->moment_format != KOPT_F32) byte7 |= (uint32_t)opt->moment_rounding << 4;
+    if ((moment_count > 0 && opt->first_moment_format != KOPT_F32) ||
+        (moment_count > 1 && opt->second_moment_format != KOPT_F32))
+        byte7 |= (uint32_t)opt->moment_rounding << 4;
     if ((byte7 & 15u) == KOPT_KAHAN || (byte7 & 15u) == KOPT_COMPACT) byte7 |= (uint32_t)opt->residual_rounding << 5;
     if (opt->rule == KOPT_RULE_SGD && opt->nesterov) byte9 |= 8u;
     if (opt->rule != KOPT_RULE_EMA) byte9 |= (uint32_t)opt->decay_mode << 4;
@@ -2980,9 +3045,14 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const 
     *moments = (kopt_byte_)byte9;
 }
 
-/* Byte 8 of the header, the moment format. KOPT_Q8 is written as 4. */
+/* Byte 8 of the header. KOPT_Q8 is written as 4. */
 static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
     return (kopt_byte_)(format == KOPT_Q8 ? 4 : (int)format);
+}
+
+/* Byte 11 of the header. */
+static KOPT_FORCE_INLINE_ kopt_byte_ kopt_second_byte_(kopt_format first, kopt_format second, int moment_count) {
+    return (kopt_byte_)(moment_count < 2 || first == second ? 0 : 1 + (int)kopt_format_byte_(second));
 }
 
 /* Writes 64 bytes at h: the header of a state block of this optimizer for a tensor with this format of weights, id, n
@@ -2995,8 +3065,9 @@ static void kopt_make_header_(kopt_byte_ *h, const kopt_optimizer *opt, kopt_for
     h[5] = (kopt_byte_)opt->rule;
     h[6] = (kopt_byte_)weight;
     h[7] = (kopt_byte_)(weight == KOPT_F32 ? KOPT_NEAREST : opt->rounding);
-    h[8] = kopt_format_byte_(opt->moment_format);
+    h[8] = kopt_format_byte_(opt->first_moment_format);
     h[9] = (kopt_byte_)kopt_moments_(opt);
+    h[11] = kopt_second_byte_(opt->first_moment_format, opt->second_moment_format, h[9]);
     kopt_store_le_(h + 12, id, 4);
     kopt_store_le_(h + 16, n, 8);
     kopt_store_le_(h + 24, first_index, 8);
@@ -3020,21 +3091,44 @@ static void kopt_make_saved_header_(kopt_byte_ *h, const kopt_optimizer *opt, ko
     kopt_leave_(&environment);
 }
 
-/* Does a block belong to the optimizer and the tensor? Asked before the size: another format is KOPT_ERROR_MISMATCH.
+/* Are arrays of the caller those of this layout? */
+static KOPT_NOINLINE_ kopt_result kopt_check_arrays_(const kopt_tensor *t, const kopt_layout_ *l) {
+    const kopt_state_arrays *const a = t->arrays;
+    const int ranger = l->rule == KOPT_RULE_RANGER;
+    int m;
+    if (a->size != sizeof *a) return KOPT_ERROR_SIZE;
+    if (t->state != NULL || a->reserved_ != NULL) return KOPT_ERROR_OPTION;
+    if (t->n == 0) return KOPT_OK;
+    for (m = 0; m < l->moment_count; m++)
+        if (a->moment[m] == NULL || (kopt_has_scales_(kopt_format_in_layout_(l, m)) && a->scale[m] == NULL))
+            return KOPT_ERROR_NULL;
+    if (ranger && (a->slow == NULL || (l->residual_bytes != 0 && a->slow_residual == NULL))) return KOPT_ERROR_NULL;
+    return l->residual_bytes != 0 && a->residual == NULL ? KOPT_ERROR_NULL : KOPT_OK;
+}
+
+/* Does a state belong to the optimizer and the tensor? Asked before the size: another format is KOPT_ERROR_MISMATCH.
    *words: why not, for a human. */
 static KOPT_FORCE_INLINE_ kopt_result kopt_judge_block_(const kopt_tensor *t, const kopt_layout_ *l,
                                                         const char **words) {
     const kopt_byte_ *const h = (const kopt_byte_ *)t->state;
+    if (t->arrays != NULL) {
+        const kopt_result result = kopt_check_arrays_(t, l);
+        MUST_(result != KOPT_ERROR_SIZE, SIZE, "arrays: size must be sizeof(kopt_state_arrays)");
+        MUST_(result != KOPT_ERROR_OPTION, OPTION, "arrays: with them state must be NULL, and reserved_ of them, too");
+        MUST_(result != KOPT_ERROR_NULL, NULL, "arrays: one that the options need is NULL");
+        return KOPT_OK;
+    }
     if (l->total == 0) return KOPT_OK;
     MUST_(h != NULL, NULL, "state: NULL");
     MUST_(t->state_size >= KOPT_HEADER_, SIZE, "state_size: less than kopt_state_size()");
-    MUST_(kopt_load_le32_(h) == KOPT_MAGIC_ && h[4] == KOPT_BLOCK_VERSION_ && h[10] == 0 && h[11] == 0, STATE,
+    MUST_(kopt_load_le32_(h) == KOPT_MAGIC_ && h[4] == KOPT_BLOCK_VERSION_ && h[10] == 0, STATE,
           "state: not initialized by kopt_state_init() or kopt_load()");
     MUST_(h[5] == (kopt_byte_)l->rule && h[9] == (kopt_byte_)l->moment_count, MISMATCH,
           "state: it was made under another rule or with another number of moments (momentum, amsgrad)");
     MUST_(h[6] == (kopt_byte_)l->weight_format, MISMATCH, "weight_format: another one than when the state was made");
-    MUST_(h[7] == (kopt_byte_)l->rounding && h[8] == kopt_format_byte_(l->moment_format), MISMATCH,
-          "rounding or moment_format: another one than when the state was made");
+    MUST_(h[7] == (kopt_byte_)l->rounding && h[8] == kopt_format_byte_(l->first_moment_format) &&
+              h[11] == kopt_second_byte_(l->first_moment_format, l->second_moment_format, l->moment_count),
+          MISMATCH, "rounding or the format of a moment: another one than when the state was made");
     MUST_(kopt_load_le32_(h + 12) == t->id, MISMATCH, "id: another one than when the state was made");
     MUST_(kopt_load_le64_(h + 16) == t->n, MISMATCH, "n: another one than when the state was made");
     MUST_(kopt_load_le64_(h + 24) == t->first_index, MISMATCH, "first_index: another one than when the state was made");
@@ -3057,12 +3151,33 @@ static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_s
 
 /* A memory range of a tensor, neither NULL nor empty. */
 typedef enum kopt_memory_kind_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_kind_;
-enum { KOPT_MEMORY_RANGES_ = 5 };
+enum { KOPT_TENSOR_RANGES_ = 5, KOPT_MEMORY_RANGES_ = KOPT_TENSOR_RANGES_ + 11 };
 typedef struct kopt_memory_range_ {
     const void *at;
     size_t size;
     kopt_memory_kind_ what;
 } kopt_memory_range_;
+
+/* An array of a state, or the weights. */
+typedef struct kopt_array_ {
+    kopt_byte_ *at;
+    size_t n, bytes; /* elements, and bytes of one element */
+} kopt_array_;
+enum { KOPT_ARRAYS_ = 11 }; /* of a state, at most */
+
+static kopt_array_ *kopt_list_arrays_(kopt_array_ *array, const kopt_layout_ *l, const kopt_tensor *t);
+
+/* Adds the arrays of the caller to a list of ranges. */
+static KOPT_NOINLINE_ kopt_memory_range_ *kopt_array_ranges_(kopt_memory_range_ *to, const kopt_tensor *t,
+                                                             const kopt_layout_ *l) {
+    kopt_array_ array[KOPT_ARRAYS_], *a, *const end = kopt_list_arrays_(array, l, t);
+    for (a = array; a != end; a++) {
+        to->at = a->at;
+        to->size = a->n * a->bytes;
+        to++->what = KOPT_STATE_;
+    }
+    return to;
+}
 
 /* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
 static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, const kopt_layout_ *l) {
@@ -3070,13 +3185,13 @@ static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kop
     const size_t size[] = {t->n * l->weight_bytes, l->total, t->n * kopt_bytes_of_(t->copy_format),
                            t->n * kopt_bytes_of_(t->grad_format), sizeof *t->counts};
     unsigned i;
-    for (i = 0; i < KOPT_MEMORY_RANGES_; i++)
+    for (i = 0; i < KOPT_TENSOR_RANGES_; i++)
         if (at[i] != NULL && size[i] != 0) {
             to->at = at[i];
             to->size = size[i];
             to++->what = (kopt_memory_kind_)i;
         }
-    return to;
+    return t->arrays == NULL || t->n == 0 ? to : kopt_array_ranges_(to, t, l);
 }
 
 static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, const kopt_memory_range_ *b) {
@@ -3084,14 +3199,19 @@ static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, 
     return x < y ? y - x < a->size : x - y < b->size;
 }
 
-/* Checks that no required pointer is NULL, that the state block is large enough, and that no two memory ranges
+/* Checks that no required pointer is NULL, that the state block, if any, is large enough, and that no two memory ranges
    overlap. Without needs_grad the gradient may be NULL and may overlap the others. */
 static kopt_result kopt_check_memory_(const kopt_tensor *t, const kopt_layout_ *l, int needs_grad) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
     if (t->n == 0) return KOPT_OK;
     if (t->weight == NULL || (needs_grad && t->grad == NULL)) return KOPT_ERROR_NULL;
-    if (l->total != 0 && t->state == NULL) return KOPT_ERROR_NULL;
-    if (t->state_size < l->total) return KOPT_ERROR_SIZE;
+    if (t->arrays != NULL) {
+        const kopt_result result = kopt_check_arrays_(t, l);
+        if (result != KOPT_OK) return result;
+    } else {
+        if (l->total != 0 && t->state == NULL) return KOPT_ERROR_NULL;
+        if (t->state_size < l->total) return KOPT_ERROR_SIZE;
+    }
     end = kopt_memory_ranges_(span, t, l);
     for (a = span; a != end; a++)
         for (b = span; b != a; b++)
@@ -3108,7 +3228,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_tensor_(const kopt_tensor *t, c
     MUST_(kopt_format_valid_(t->grad_format), OPTION, "grad_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
     MUST_(t->copy == NULL || kopt_format_valid_(t->copy_format), OPTION,
           "copy_format: KOPT_F32, KOPT_BF16 or KOPT_FP16");
-    MUST_(t->reserved_array_ == NULL && (t->reserved32_ | t->reserved_[0] | t->reserved_[1]) == 0, OPTION,
+    MUST_((t->reserved32_ | t->reserved_[0] | t->reserved_[1]) == 0, OPTION,
           "reserved_ of a tensor: a field of a later version, or of a struct that was not set to zeros");
     MUST_(t->n <= KOPT_LARGEST_N_, BOUNDS, "n: at most SIZE_MAX / 32 - 8");
     MUST_(t->first_index >> 63 == 0, BOUNDS, "first_index: below 2^63");
@@ -3149,7 +3269,9 @@ static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
     return s->step != 0 && (unsigned)s->rule <= KOPT_LAST_RULE_ &&
                    (s->rule != KOPT_RULE_ADAM_ATAN2 || KOPT_HAS_VMATH_) &&
                    (unsigned)s->moment_count - kopt_rules_[s->rule].moments <= kopt_rules_[s->rule].optional &&
-                   (unsigned)s->moment_format <= (unsigned)KOPT_Q8 && (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
+                   (unsigned)s->first_moment_format <= (unsigned)KOPT_Q8 &&
+                   (unsigned)s->second_moment_format <= (unsigned)KOPT_Q8 &&
+                   (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
                    ((unsigned)s->moment_rounding | (unsigned)s->residual_rounding) <= 1u &&
                    (!s->stable || s->rule == KOPT_RULE_ADAM) && (!s->sync || s->rule == KOPT_RULE_RANGER) &&
                    (!s->unrectified || s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER)
@@ -3204,39 +3326,63 @@ static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_ten
     return KOPT_OK;
 }
 
-/* Checks all tensors of a list. */
-static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count) {
+/* Checks all tensors of a list. *last: the layout of the last one, which most often is the only one. */
+static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count,
+                                    kopt_layout_ *last) {
     kopt_neighbours_ list;
-    kopt_layout_ layout;
     size_t i;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     list.previous = NULL;
     list.previous_end = NULL;
     list.current = 0;
     for (i = 0; i < count; i++) {
-        kopt_result result = kopt_check_step_tensor_(&layout, s, &tensors[i]);
+        kopt_result result = kopt_check_step_tensor_(last, s, &tensors[i]);
         if (result == KOPT_OK && count > 1) /* one tensor has no neighbours */
-            result = kopt_check_neighbours_(&list, &tensors[i], &layout, s->zero_grad);
+            result = kopt_check_neighbours_(&list, &tensors[i], last, s->zero_grad);
         if (result != KOPT_OK) return result;
     }
     return KOPT_OK;
 }
 
+/* Sets the arrays of the state in a job, from the arrays of the caller or from the block. Those that the options do not
+   need may be anything. */
+KOPT_SMALL_FN_ void kopt_place_state_(kopt_job_ *job, const kopt_layout_ *l, const kopt_tensor *t) {
+    const kopt_state_arrays *const a = t->arrays;
+    kopt_byte_ *const state = (kopt_byte_ *)t->state;
+    int m;
+    job->arrays = a;
+    job->scale = kopt_round_up16_(l->n);
+    if (a != NULL) {
+        job->residual = (kopt_byte_ *)a->residual;
+        for (m = 0; m < 4; m++) job->moment[m] = (kopt_byte_ *)a->moment[m];
+        job->slow = (kopt_byte_ *)a->slow;
+        job->slow_residual = (kopt_byte_ *)a->slow_residual;
+    } else if (l->total != 0) {
+        job->residual = state + KOPT_HEADER_;
+        job->moment[0] = job->residual + l->residual;
+        job->moment[1] = job->moment[0] + l->first;
+        job->moment[2] = job->moment[1] + l->second;
+        job->moment[3] = job->moment[2] + l->first; /* Adan's */
+        job->slow_residual = state + l->total - l->residual;
+        job->slow = job->slow_residual - l->slow;
+    } else {
+        for (m = 0; m < 4; m++) job->moment[m] = NULL;
+        job->residual = job->slow = job->slow_residual = NULL;
+    }
+}
+
+/* The scales of an 8-bit moment. */
+static kopt_byte_ *kopt_scale_of_(const kopt_job_ *job, int m) {
+    return job->arrays != NULL ? (kopt_byte_ *)job->arrays->scale[m] : job->moment[m] + job->scale;
+}
+
 /* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
 KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const kopt_begun_ *s, const kopt_tensor *t,
                                    size_t begin, size_t end) {
-    kopt_byte_ *const state = (kopt_byte_ *)t->state;
-    const int has_block = l->total != 0;
+    kopt_place_state_(job, l, t);
     job->step = s;
     job->weight = (kopt_byte_ *)t->weight;
     job->grad = (kopt_byte_ *)t->grad;
-    job->residual = has_block ? state + l->residual : NULL;
-    job->moment[0] = has_block ? state + l->moment[0] : NULL; /* no loop: compilers do not unroll it here */
-    job->moment[1] = has_block ? state + l->moment[1] : NULL;
-    job->moment[2] = has_block ? state + l->moment[2] : NULL;
-    job->moment[3] = has_block ? state + l->moment[3] : NULL;
-    job->slow = has_block ? state + l->slow : NULL;
-    job->slow_residual = has_block ? state + l->slow_residual : NULL;
     job->counts = t->counts;
     job->rate = t->no_decay ? s->undecayed_rate : s->rate;
     job->weight_decay = t->no_decay ? 0 : s->weight_decay;
@@ -3245,14 +3391,146 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const 
     job->weight_format = t->weight_format;
     job->grad_format = t->grad_format;
     job->copy_format = t->copy_format;
-    job->moment_format = s->moment_format;
     job->begin = begin;
     job->end = end;
     job->first = t->first_index;
     job->id = t->id;
     job->stream = KOPT_RANDOM_STEP_;
-    job->scale = l->scale;
-    job->buffered = 0;
+}
+
+/* ---- running a step ---- */
+
+/* What the kernels do, below: the step of a job (DISPATCH), the same of 8-bit moments in scalar code, and the sum of
+   StableAdamW (PUBLIC FUNCTIONS). */
+static void kopt_step_job_(const kopt_job_ *job);
+static void kopt_run_blocks_(const kopt_job_ *whole);
+static void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t, size_t begin,
+                          size_t end, kopt_norm *norm);
+static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n);
+
+/* Steps elements [begin, end); all of them, if StableAdamW has to measure the tensor. */
+static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_tensor *t, size_t begin, size_t end) {
+    kopt_environment_ environment;
+    kopt_job_ job;
+    kopt_norm norm;
+    const int measures = kopt_must_measure_(s, t);
+    volatile float scale = 1; /* so that no compiler moves the products above kopt_enter_() */
+    if (begin == end) return;
+    if (measures) {
+        memset(&norm, 0, sizeof norm);
+        kopt_measure_(l, s, t, begin, end, &norm);
+    }
+    kopt_make_job_(&job, l, s, t, begin, end);
+    kopt_enter_(&environment);
+    if (measures) scale = kopt_stable_from_norm_(&norm, t->n);
+    if (s->stable && !kopt_is_zero_(t->stable_scale)) scale = kopt_to_float_(t->stable_scale);
+    if (!kopt_is_zero_(t->rate_scale)) scale = kopt_mul_(kopt_to_float_(t->rate_scale), scale); /* 0 means 1 */
+    if (kopt_as_u32_(scale) != 0x3F800000u) {
+        job.rate = kopt_mul_(job.rate, scale);
+        job.weight_decay = kopt_mul_(job.weight_decay, scale);
+    }
+    if (kopt_has_blocks_(s) && kopt_isa_current() == KOPT_ISA_SCALAR)
+        kopt_run_blocks_(&job);
+    else
+        kopt_step_job_(&job);
+    kopt_leave_(&environment);
+}
+
+/* Steps the tensors of a list that is checked. *last: from kopt_check_list_(). */
+static void kopt_run_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count, const kopt_layout_ *last) {
+    kopt_layout_ layout;
+    size_t i;
+    if (count == 0) return;
+    for (i = 0; i < count - 1; i++) {
+        kopt_layout_of_step_(&layout, s, tensors[i].weight_format, tensors[i].n);
+        kopt_run_(&layout, s, &tensors[i], 0, tensors[i].n);
+    }
+    kopt_run_(last, s, &tensors[i], 0, tensors[i].n);
+}
+
+KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
+    kopt_begun_ s;
+    kopt_layout_ last;
+    kopt_result result = kopt_begin_(&s, opt);
+    if (result != KOPT_OK) return result;
+    result = kopt_check_list_(&s, tensors, count, &last);
+    if (result == KOPT_OK)
+        kopt_run_list_(&s, tensors, count, &last);
+    else
+        opt->step--;
+    return result;
+}
+
+KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *tensors, size_t count) {
+    kopt_begun_ s;
+    kopt_layout_ last;
+    kopt_result result = kopt_open_step_(&s, step);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count, &last);
+    if (result == KOPT_OK) kopt_run_list_(&s, tensors, count, &last);
+    return result;
+}
+
+/* ---- ranges of a list ---- */
+
+/* Elements of a list: from element `begin` of the first of these tensors up to element `end` of the last one. */
+typedef struct kopt_part_ {
+    const kopt_tensor *tensors;
+    size_t count, begin, end;
+} kopt_part_;
+
+static kopt_result kopt_find_part_(kopt_part_ *part, const kopt_tensor *tensors, size_t count, size_t begin,
+                                   size_t end) {
+    size_t i, first = 0, before = 0; /* before: elements of the tensors before tensor i */
+    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
+    if (begin > end) return KOPT_ERROR_BOUNDS;
+    part->begin = part->end = 0;
+    for (i = 0; before < end; i++) {
+        if (i == count || tensors[i].n > KOPT_LARGEST_N_ || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
+        if (before <= begin && begin - before < tensors[i].n) {
+            first = i;
+            part->begin = begin - before;
+        }
+        part->end = end - before;
+        before += tensors[i].n;
+    }
+    part->tensors = count == 0 ? tensors : tensors + first;
+    part->count = begin == end ? 0 : i - first;
+    return KOPT_OK;
+}
+
+/* The elements [*begin, *end) of tensor i of a part. blocks: rounded down to blocks of 8-bit moments. */
+static void kopt_range_of_part_(const kopt_part_ *part, size_t i, int blocks, size_t *begin, size_t *end) {
+    const size_t n = part->tensors[i].n;
+    *begin = i == 0 ? part->begin : 0;
+    *end = i + 1 == part->count ? part->end : n;
+    if (blocks) *begin -= *begin % KOPT_BLOCK_;
+    if (blocks && *end != n) *end -= *end % KOPT_BLOCK_;
+}
+
+KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *tensors, size_t count, size_t begin,
+                                      size_t end) {
+    kopt_begun_ s;
+    kopt_result result = kopt_open_step_(&s, step);
+    kopt_layout_ layout;
+    kopt_part_ part;
+    int blocks;
+    size_t i;
+    if (result == KOPT_OK) result = kopt_find_part_(&part, tensors, count, begin, end);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, part.tensors, part.count, &layout);
+    if (result != KOPT_OK) return result;
+    blocks = kopt_has_blocks_(&s);
+    for (i = 0; i < part.count; i++) {
+        kopt_range_of_part_(&part, i, blocks, &begin, &end);
+        if (begin < end && end - begin != part.tensors[i].n && kopt_must_measure_(&s, &part.tensors[i]))
+            return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
+    }
+    for (i = 0; i < part.count; i++) {
+        const kopt_tensor *const t = &part.tensors[i];
+        kopt_range_of_part_(&part, i, blocks, &begin, &end);
+        kopt_layout_of_step_(&layout, &s, t->weight_format, t->n);
+        if (begin < end) kopt_run_(&layout, &s, t, begin, end);
+    }
+    return KOPT_OK;
 }
 
 /* ---- ONE PASS PER INSTRUCTION SET -------------------------------------------------------------------------------- */
@@ -4184,13 +4462,20 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #else
 #define NOINLINE_FN_ KOPT_SMALL_FN_
 #endif
+/* The loops of the headline: where gcc puts them moves the time of small tensors by up to 15 %. */
+#if defined(SPECIALIZED_) && defined(KOPT_GCC_) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__) && \
+    !defined(__FAST_MATH__) && !defined(__CUDACC__)
+#define HOT_FN_ NOINLINE_FN_ __attribute__((aligned(64), optimize("align-loops=64")))
+#else
+#define HOT_FN_ NOINLINE_FN_
+#endif
 
 #ifndef CORE_ONLY_
 /* ---- random bits ---- */
 
 /* x[i] = word i of LANES_ Philox blocks, one block per lane: lane l has block `block` + block_of_lane[l]. `block` is a
    multiple of LANES_. Not inlined: a call of vectors serves up to 128 * LANES_ elements. */
-NOINLINE_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
+HOT_FN_ void K_(philox)(vu32_ x[4], const kopt_philox_key_ *c, uint64_t block) {
     vu32_ x0 = iadd_(isplat_((uint32_t)(block & 0xFFFFFFFFu)), K_(block_of_lane)());
     vu32_ x1 = isplat_((uint32_t)(block >> 32) + c->stream), x2 = isplat_(c->step), x3 = isplat_(c->id);
     vu32_ key0 = isplat_(c->key[0]), key1 = isplat_(c->key[1]), high0, low0, high1, low1;
@@ -4241,8 +4526,7 @@ FN_ void K_(philox_transpose)(vu32_ w[4], const vu32_ x[4]) {
 
 /* The random words of the span that holds this global index, in the order of memory. Fills in (at least) those that the
    elements [from, to) of each group use; `words` has room for the 64 words of a whole group. */
-NOINLINE_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, uint64_t index, size_t from,
-                                  size_t to) {
+HOT_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, uint64_t index, size_t from, size_t to) {
     const uint64_t first_block = kopt_philox_block_(index - (unsigned)(index % KOPT_RANDOM_SPAN_));
     size_t block, i;
     for (block = from / 8 / LANES_ * LANES_; 8 * block < to; block += LANES_) {
@@ -4269,8 +4553,8 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
 
 /* Makes the random numbers of the n elements from this global index on. need_words: r does not hold the words of their
    span yet. last_use: no later tile uses these words; if the n elements lie in one group, only theirs are made. */
-NOINLINE_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, uint64_t index, size_t n,
-                                       int need_words, int last_use) {
+HOT_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *cipher, uint64_t index, size_t n,
+                                  int need_words, int last_use) {
     const size_t offset = (unsigned)(index % KOPT_RANDOM_GROUP_);
     const int partial = last_use && offset + n <= KOPT_RANDOM_GROUP_;
     const size_t from = partial ? offset : 0, to = partial ? offset + n : KOPT_RANDOM_GROUP_;
@@ -4502,6 +4786,7 @@ FN_ vf32_ K_(widen)(vu32_ a, kopt_format format) {
 
 #define blend_ K_(blend)
 #define horner_ K_(horner)
+#define horner4_ K_(horner4)
 #define abs_ K_(abs)
 
 FN_ vf32_ blend_(vmask_ m, vf32_ yes, vf32_ no) { return as_f32_(select_(m, as_u32_(yes), as_u32_(no))); }
@@ -4515,6 +4800,9 @@ FN_ vf32_ K_(clamp_abs)(vf32_ x, float limit) {
 
 /* c + x * higher, one step of Horner's method. A polynomial is horner_(x, c0, horner_(x, c1, ... splat_(c_last))). */
 FN_ vf32_ horner_(vf32_ x, float c, vf32_ higher) { return add_(mul_(higher, x), splat_(c)); }
+FN_ vf32_ horner4_(vf32_ x, float c0, float c1, float c2, float c3, vf32_ higher) {
+    return horner_(x, c0, horner_(x, c1, horner_(x, c2, horner_(x, c3, higher))));
+}
 
 /* Returns a * b; *error: its exact rounding error (Dekker 1971). Magnitudes below 2^115, products above 2^-100. */
 FN_ vf32_ K_(two_product)(vf32_ a, vf32_ b, vf32_ *error) {
@@ -4532,13 +4820,10 @@ NOINLINE_FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
     const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
     const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
     const vf32_ r = add_(r0, c), r_error = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
-    const vf32_ p =
-        add_(mul_(mul_(r, r), horner_(r, 0.5f,
-                                      horner_(r, 0.166666672f,
-                                              horner_(r, 0.0416664518f,
-                                                      horner_(r, 0.00833319779f,
-                                                              horner_(r, 0.00139361445f, splat_(0.000199533533f))))))),
-             r_error);
+    const vf32_ p = add_(mul_(mul_(r, r), horner_(r, 0.5f,
+                                                  horner4_(r, 0.166666672f, 0.0416664518f, 0.00833319779f,
+                                                           0.00139361445f, splat_(0.000199533533f)))),
+                         r_error);
     const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
     /* 2^k as two factors, so that a subnormal result is rounded only once. */
     vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23)));
@@ -4573,13 +4858,10 @@ NOINLINE_FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
     const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f),
                 q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
     const vf32_ below =
-        add_(a, mul_(mul_(a, z),
-                     horner_(z, -0.333333313f,
-                             horner_(z, 0.133332387f,
-                                     horner_(z, -0.0539542474f,
-                                             horner_(z, 0.0217733867f,
-                                                     horner_(z, -0.00850884989f,
-                                                             horner_(z, 0.0028497458f, splat_(-0.000569574651f)))))))));
+        add_(a, mul_(mul_(a, z), horner_(z, -0.333333313f,
+                                         horner_(z, 0.133332387f,
+                                                 horner4_(z, -0.0539542474f, 0.0217733867f, -0.00850884989f,
+                                                          0.0028497458f, splat_(-0.000569574651f))))));
     /* 1 + q = d + d_error; 2 q / (1 + q) = w - correction = w - w d_error / d, with 1 / d = 1 - w / 2. */
     const vf32_ d = add_(one, q), d_error = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d);
     const vf32_ high = sub_(one, w), correction = mul_(mul_(w, d_error), sub_(one, mul_(w, splat_(0.5f))));
@@ -4594,33 +4876,20 @@ FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
     return add_(x, mul_(x, horner_(z, 0.128379166f,
                                    horner_(z, -0.376126349f,
                                            horner_(z, 0.112837434f,
-                                                   horner_(z, -0.0268635508f,
-                                                           horner_(z, 0.00521640619f,
-                                                                   horner_(z, -0.000842323236f,
-                                                                           horner_(z, 0.000108587818f,
-                                                                                   splat_(-8.57798841e-06f))))))))));
+                                                   horner4_(z, -0.0268635508f, 0.00521640619f, -0.000842323236f,
+                                                            0.000108587818f, splat_(-8.57798841e-06f)))))));
 }
 
 /* erfcx(y) = e^(y^2) erfc(y) = P(t) / (1 + 2 y) with t = (y - 2) / (y + 2), for 0 <= y < 10.9. */
 FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
     const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
-    return div_(
-        horner_(
-            t, 1.27697837f,
-            horner_(
-                t, -0.0927638113f,
-                horner_(
-                    t, -0.166030198f,
-                    horner_(t, 0.164050832f,
-                            horner_(t, -0.0542211086f,
-                                    horner_(t, -0.00802993868f,
-                                            horner_(t, 0.00872326922f,
-                                                    horner_(t, 0.00125348219f,
-                                                            horner_(t, -0.00144877564f,
-                                                                    horner_(t, -0.000410605775f,
-                                                                            horner_(t, 0.000190243765f,
-                                                                                    splat_(9.18475271e-05f)))))))))))),
-        add_(splat_(1.0f), mul_(two, y)));
+    return div_(horner_(t, 1.27697837f,
+                        horner_(t, -0.0927638113f,
+                                horner_(t, -0.166030198f,
+                                        horner4_(t, 0.164050832f, -0.0542211086f, -0.00802993868f, 0.00872326922f,
+                                                 horner4_(t, 0.00125348219f, -0.00144877564f, -0.000410605775f,
+                                                          0.000190243765f, splat_(9.18475271e-05f)))))),
+                add_(splat_(1.0f), mul_(two, y)));
 }
 
 /* erfc(y) = e^(-y^2) erfcx(y) for y >= 0, with y^2 in two parts. */
@@ -4657,23 +4926,11 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     const vu32_ largest = select_(swap, v, u), q_sign = xor_(x_sign, select_(swap, isplat_(0x80000000u), zero));
     vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, high, low;
     z = mul_(q, q);
-    q = add_(
-        q,
-        mul_(mul_(q, z),
-             horner_(
-                 z, -0.333333313f,
-                 horner_(
-                     z, 0.199998975f,
-                     horner_(
-                         z, -0.14283745f,
-                         horner_(z, 0.110914007f,
-                                 horner_(z, -0.0897195861f,
-                                         horner_(z, 0.0722251087f,
-                                                 horner_(z, -0.0538603701f,
-                                                         horner_(z, 0.0337226987f,
-                                                                 horner_(z, -0.0157589912f,
-                                                                         horner_(z, 0.004706142f,
-                                                                                 splat_(-0.000659056939f)))))))))))));
+    q = add_(q, mul_(mul_(q, z), horner_(z, -0.333333313f,
+                                         horner_(z, 0.199998975f,
+                                                 horner4_(z, -0.14283745f, 0.110914007f, -0.0897195861f, 0.0722251087f,
+                                                          horner4_(z, -0.0538603701f, 0.0337226987f, -0.0157589912f,
+                                                                   0.004706142f, splat_(-0.000659056939f)))))));
     q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* |y| = |x|: pi/4, also if both are infinite */
     q = blend_(ieq_(largest, zero), as_f32_(zero), q);        /* both are 0 */
     /* high + low is pi/2, 0 or pi */
@@ -4687,15 +4944,10 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
 /* Returns sin(pi f) = 4 f - f P(f^2); *cosine becomes cos(pi f) = 1 + f^2 Q(f^2). |f| <= 1/4. */
 FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
     const vf32_ z = mul_(f, f);
-    *cosine =
-        add_(splat_(1.0f),
-             mul_(z, horner_(z, -4.93480206f,
-                             horner_(z, 4.05869341f,
-                                     horner_(z, -1.33446038f, horner_(z, 0.221272752f, splat_(0.0610933602f)))))));
+    *cosine = add_(splat_(1.0f),
+                   mul_(z, horner4_(z, -4.93480206f, 4.05869341f, -1.33446038f, 0.221272752f, splat_(0.0610933602f))));
     return sub_(mul_(f, splat_(4.0f)),
-                mul_(f, horner_(z, 0.858407319f,
-                                horner_(z, 5.16771889f,
-                                        horner_(z, -2.55051947f, horner_(z, 0.606866181f, splat_(-0.135735944f)))))));
+                mul_(f, horner4_(z, 0.858407319f, 5.16771889f, -2.55051947f, 0.606866181f, splat_(-0.135735944f))));
 }
 
 /* Returns sin(pi x); *cosine becomes cos(pi x). x = n/2 + f exactly, with |f| <= 1/4: n modulo 4 decides which of the
@@ -5004,6 +5256,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
 
 #undef blend_
 #undef horner_
+#undef horner4_
 #undef abs_
 #endif /* KAHAN_OPT_VMATH */
 
@@ -5225,7 +5478,7 @@ typedef struct element_ {
 } element_;
 
 FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
-    const vf32_ x = K_(widen)(e->moment[moment], kind.moment);
+    const vf32_ x = K_(widen)(e->moment[moment], kopt_unbuffered_(kopt_moment_format_(kind, moment)));
     return kopt_stores_root_(kind, moment) ? mul_(x, x) : x;
 }
 
@@ -5244,11 +5497,12 @@ FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e
 
 /* A new moment as stored, in the low bits; for an fp32 buffer unrounded, a mean of squares as root. r: random bits. */
 NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
+    const kopt_format format = kopt_moment_format_(kind, moment);
     const int rooted = kopt_stores_root_(kind, moment);
     const constants_ c = K_(make_constants)();
-    if (kind.buffered) return as_u32_(rooted ? root : x);
-    if (kind.moment == KOPT_F32) return K_(flush_f32)(x);
-    return K_(round_moment)(x, kind.moment, rooted, root, kopt_moment_rounding_(kind, moment),
+    if (kopt_has_scales_(format)) return as_u32_(rooted ? root : x);
+    if (format == KOPT_F32) return K_(flush_f32)(x);
+    return K_(round_moment)(x, format, rooted, root, kopt_moment_rounding_(kind, moment),
                             K_(random16)(r, (uint32_t)moment + 1), &c) >>
            16;
 }
@@ -5319,7 +5573,6 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
                           kopt_byte_ *x_buffer) {
     const size_t weight_size = kopt_bytes_of_(kind.weight), grad_size = kopt_bytes_of_(kind.grad);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    const size_t moment_size = kopt_bytes_of_(kind.moment);
     const int extras = (stages & KOPT_FINAL_STAGE_) != 0, sync = extras && k->sync;
     vf32_ w, compensation, x, update;
     element_ e = {0, 0, 0, {0, 0, 0, 0}, 0, 0}, old;
@@ -5330,9 +5583,9 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
     w = K_(load_weight)(kind, e.weight, e.residual, &compensation, NULL);
     if ((stages & KOPT_DIRECTION_STAGE_) != 0) {
         e.grad = K_(load_at)(j->grad, i, grad_size);
-        EACH_MOMENT_ e.moment[m] = K_(load_at)(j->moment[m], i, moment_size);
+        EACH_MOMENT_ e.moment[m] = K_(load_at)(j->moment[m], i, kopt_moment_bytes_(kind, m));
         x = K_(direction)(kind, k, w, compensation, &e, r);
-        EACH_MOMENT_ K_(store_at)(j->moment[m], i, moment_size, e.moment[m]);
+        EACH_MOMENT_ K_(store_at)(j->moment[m], i, kopt_moment_bytes_(kind, m), e.moment[m]);
         if (stages == KOPT_DIRECTION_STAGE_) {
             store32_(x_buffer, as_u32_(K_(canonical_nan)(x)));
             return;
@@ -5364,7 +5617,7 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
                                                                    kopt_byte_ *x, size_t pair) {
     const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
-    const kopt_kind_ kind = kopt_kind_of_(j, 1);
+    const kopt_kind_ kind = kopt_kind_of_(j);
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
     vu32_ words[4];
@@ -5423,14 +5676,16 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
     h->largest = largest;
-    if (kind.moment == KOPT_F32) return x;
+    if (kopt_unbuffered_(kind.first) == KOPT_F32 && kopt_unbuffered_(kind.second) == KOPT_F32) return x;
     EACH_MOMENT_ {
+        const kopt_format format = kopt_moment_format_(kind, m);
         const vf32_ moment = h->moments.x[m], root = h->moments.root[m];
         const int rooted = kopt_stores_root_(kind, m);
         number = add16_(number, stride);
-        h->u[m] = K_(round_moment)(moment, kind.moment, rooted, root, kopt_moment_rounding_(kind, m),
+        if (kopt_unbuffered_(format) == KOPT_F32) continue;
+        h->u[m] = K_(round_moment)(moment, format, rooted, root, kopt_moment_rounding_(kind, m),
                                    K_(random_half)(number, second, order, c), c);
-        if (kind.moment == KOPT_FP16 || CHECK_UNROUNDED_)
+        if (format == KOPT_FP16 || CHECK_UNROUNDED_)
             largest = imax_(largest, and_(as_u32_(rooted ? root : moment), c->abs_mask));
     }
     h->largest = largest; /* once: clang keeps h in memory */
@@ -5600,32 +5855,35 @@ FN_ int K_(commit_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, 
    magnitudes of moment m, if it is buffered. */
 FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
                               const half_pair_ *b, int order, vu32_ *largest) {
+    const int bf16 = kind.first == KOPT_BF16 || kind.second == KOPT_BF16;
+    const int fp16 = kind.first == KOPT_FP16 || kind.second == KOPT_FP16;
     vu32_ joint[4], largest16 = isplat_(0);
     int m;
-    if (kind.moment == KOPT_F32) {
-        EACH_MOMENT_ {
-            const int rooted = kopt_stores_root_(kind, m);
-            const vf32_ x = rooted ? a->moments.root[m] : a->moments.x[m];
-            const vf32_ y = rooted ? b->moments.root[m] : b->moments.x[m];
-            const int at = m;
-            if (kind.buffered) largest[at] = imax_(largest[at], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
-            store32_(j->moment[m] + 4 * i, kind.buffered ? as_u32_(x) : K_(flush_f32)(x));
-            store32_(j->moment[m] + 4 * (i + LANES_), kind.buffered ? as_u32_(y) : K_(flush_f32)(y));
-        }
-        return 1;
-    }
     joint[0] = joint[1] = joint[2] = joint[3] = largest16; /* or gcc warns */
     EACH_MOMENT_ {
+        const kopt_format format = kopt_moment_format_(kind, m);
+        if (kopt_unbuffered_(format) == KOPT_F32) continue;
         joint[m] = K_(pack_pair)(a->u[m], b->u[m], order);
-        if (kind.moment == KOPT_BF16) {
+        if (format == KOPT_BF16) {
             joint[m] = flush16_(joint[m], c->exponent);
             largest16 = m == 0 ? and_(joint[m], c->magnitude) : K_(max16)(largest16, and_(joint[m], c->magnitude));
         }
     }
-    if (kind.moment == KOPT_BF16 ? K_(any_gt16)(largest16, c->bf16_limit)
-                                 : any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit)))
-        return 0;
-    EACH_MOMENT_ store32_(j->moment[m] + 2 * i, joint[m]);
+    if (bf16 && K_(any_gt16)(largest16, c->bf16_limit)) return 0;
+    if (fp16 && any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit))) return 0;
+    EACH_MOMENT_ {
+        const kopt_format format = kopt_moment_format_(kind, m);
+        const int rooted = kopt_stores_root_(kind, m), q8 = largest != NULL && kopt_has_scales_(format), at = m;
+        const vf32_ x = rooted ? a->moments.root[m] : a->moments.x[m];
+        const vf32_ y = rooted ? b->moments.root[m] : b->moments.x[m];
+        if (kopt_unbuffered_(format) != KOPT_F32) {
+            store32_(j->moment[m] + 2 * i, joint[m]);
+            continue;
+        }
+        if (q8) largest[at] = imax_(largest[at], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
+        store32_(j->moment[m] + 4 * i, q8 ? as_u32_(x) : K_(flush_f32)(x));
+        store32_(j->moment[m] + 4 * (i + LANES_), q8 ? as_u32_(y) : K_(flush_f32)(y));
+    }
     return 1;
 }
 
@@ -5649,7 +5907,8 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     }
     for (m = 0; m < 4; m++) a.moments.x[m] = b.moments.x[m] = g.a; /* any value: a rule reads only those that it has */
     EACH_MOMENT_ {
-        const pair_ moment = K_(load_pair)(j->moment[m], i, kind.moment, order, c);
+        const kopt_format format = kopt_unbuffered_(kopt_moment_format_(kind, m));
+        const pair_ moment = K_(load_pair)(j->moment[m], i, format, order, c);
         const int rooted = kopt_stores_root_(kind, m);
         a.moments.x[m] = rooted ? mul_(moment.a, moment.a) : moment.a;
         b.moments.x[m] = rooted ? mul_(moment.b, moment.b) : moment.b;
@@ -5657,7 +5916,8 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     x->a = K_(direction_half)(kind, k, c, w.a, compensation.a, g.a, r->number, r->stride, 0, order, &a);
     x->b = K_(direction_half)(kind, k, c, w.b, compensation.b, g.b, r->number, r->stride, 1, order, &b);
     /* A NaN of another format can have bits below those of a bf16: rounding could carry and make it a number. */
-    if (kind.grad != kind.weight || (kind.moment_count > 0 && kind.moment != kind.weight)) {
+    if (kind.grad != kind.weight || (kind.moment_count > 0 && kopt_unbuffered_(kind.first) != kind.weight) ||
+        (kind.moment_count > 1 && kopt_unbuffered_(kind.second) != kind.weight)) {
         if (any_true_(K_(unordered)(x->a, x->b))) return 0;
     }
     return kind.moment_count == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, order, largest);
@@ -5773,21 +6033,18 @@ FN_ uint32_t K_(reduce_max)(vu32_ a) {
 
 /* First stage: computes x, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
-    kopt_job_ a = t->job; /* a copy: the stores do not change its pointers */
+    const kopt_job_ a = t->job; /* a copy: the stores do not change its pointers */
     const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay, t->job.l2);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
     /* AVX-512 alone prefetches: elsewhere the test costs SGD a tenth, and there is nothing to gain */
-    const int prefetches =
-        LANES_ == 16 && t->prefetches && (kind.moment_count == 0 || (kind.moment == KOPT_F32 && !kind.buffered));
+    const int prefetches = LANES_ == 16 && t->prefetches && kind.first == KOPT_F32 && kind.second == KOPT_F32;
+    const int buffered = kopt_has_scales_(kind.first) || kopt_has_scales_(kind.second);
     vu32_ largest[4];
     size_t i;
     int m;
-    for (i = 0; kind.buffered && i < 4; i++) {
-        a.moment[i] = KOPT_BYTES_(t->moment[i]);
-        largest[i] = isplat_(0);
-    }
+    for (i = 0; buffered && i < 4; i++) largest[i] = isplat_(0);
     for (i = 0; i < n; i += PAIR_) {
         random_pair_ r;
         pair_ x;
@@ -5803,7 +6060,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
         }
         K_(store_f32_pair)(t->x + i, K_(reorder)(x, order, ORDER_(kind.weight)));
     }
-    for (i = 0; kind.buffered && i < (size_t)kind.moment_count; i++) {
+    for (i = 0; buffered && i < (size_t)kind.moment_count; i++) {
         /* reduced here and not where it is used, so that the reduction overlaps with the next stage */
         const uint32_t magnitude = K_(reduce_max)(largest[i]);
         if (magnitude > t->largest[i]) t->largest[i] = magnitude;
@@ -5833,7 +6090,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* Each line of DIRECTIONS_ and COMMITS_ makes one function of a stage, K_(name), with the values of the line as
    constants:
 
-       DIRECTIONS_    LINE_(name, rule, other rule, number of moments, format of the moments)
+       DIRECTIONS_    LINE_(name, rule, other rule, number of moments, formats of the first and second moment)
        COMMITS_       LINE_(name, format of the weights, rounding, other rounding)
 
    A line may serve two rules or roundings, told apart by a test per vector; a line for one names it twice. ANY_ matches
@@ -5847,18 +6104,18 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(commit_bf16_nearest_stochastic, KOPT_BF16, KOPT_NEAREST, KOPT_STOCHASTIC) \
     LINE_(commit_bf16_compact_exact, KOPT_BF16, KOPT_COMPACT, KOPT_EXACT)
 #define DIRECTIONS_USED_MOST_(LINE_) \
-    LINE_(direction_adam_bf16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_BF16) \
-    LINE_(direction_adam_f32, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_F32) \
-    LINE_(direction_momentum_lion_bf16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_BF16) \
-    LINE_(direction_momentum_lion_f32, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_F32) \
-    LINE_(direction_sgd, KOPT_RULE_SGD, KOPT_RULE_SGD, 0, KOPT_F32)
+    LINE_(direction_adam_bf16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_BF16) \
+    LINE_(direction_adam_f32, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_F32, KOPT_F32) \
+    LINE_(direction_momentum_lion_bf16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_BF16, KOPT_BF16) \
+    LINE_(direction_momentum_lion_f32, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_F32, KOPT_F32) \
+    LINE_(direction_sgd, KOPT_RULE_SGD, KOPT_RULE_SGD, 0, KOPT_F32, KOPT_F32)
 #if KOPT_PASS_ == KOPT_PASS_AVX2_
 #define DIRECTIONS_OF_SET_(LINE_) \
-    LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8) \
-    LINE_(direction_adam_fp16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_FP16) \
-    LINE_(direction_momentum_lion_fp16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_FP16)
+    LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8) \
+    LINE_(direction_adam_fp16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_FP16, KOPT_FP16) \
+    LINE_(direction_momentum_lion_fp16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_FP16, KOPT_FP16)
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
-#define DIRECTIONS_OF_SET_(LINE_) LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8)
+#define DIRECTIONS_OF_SET_(LINE_) LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8)
 #else
 #define DIRECTIONS_OF_SET_(LINE_)
 #endif
@@ -5869,8 +6126,8 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #define DIRECTIONS_(LINE_) \
     DIRECTIONS_USED_MOST_(LINE_) \
     DIRECTIONS_OF_SET_(LINE_) \
-    LINE_(direction_ema, KOPT_RULE_EMA, KOPT_RULE_EMA, 0, KOPT_F32) \
-    LINE_(direction_any, ANY_, ANY_, ANY_, ANY_)
+    LINE_(direction_ema, KOPT_RULE_EMA, KOPT_RULE_EMA, 0, KOPT_F32, KOPT_F32) \
+    LINE_(direction_any, ANY_, ANY_, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_) COMMITS_F32_BF16_(LINE_) LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_)
 #endif
 /* clang-format on */
@@ -5880,17 +6137,17 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? value : value == first ? first : second; }
 
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)              \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                   \
-        kopt_kind_ kind = t->kind;                                                 \
-        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);        \
-        const int format = K_(one_of)((int)kind.moment, line_format, line_format); \
-        kind.rule = (kopt_rule)rule;                                               \
-        kind.moment = (kopt_format)format;                                         \
-        if ((line_moments) != ANY_) kind.moment_count = line_moments;              \
-        if ((line_format) != ANY_) kind.buffered = (line_format) == KOPT_Q8;       \
-        if ((line_format) == KOPT_Q8) kind.moment = KOPT_F32;                      \
-        K_(direction_tile)(t, kind, ORDER_(line_format));                          \
+#define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second)            \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                             \
+        kopt_kind_ kind = t->kind;                                                           \
+        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                  \
+        const int first = K_(one_of)((int)kind.first, line_first, line_first);               \
+        const int second = K_(one_of)((int)kind.second, line_second, line_second);           \
+        kind.rule = (kopt_rule)rule;                                                         \
+        kind.first = (kopt_format)first;                                                     \
+        kind.second = (kopt_format)second;                                                   \
+        if ((line_moments) != ANY_) kind.moment_count = line_moments;                        \
+        K_(direction_tile)(t, kind, (line_first) == (line_second) ? ORDER_(line_first) : 0); \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
@@ -5907,10 +6164,10 @@ COMMITS_(LINE_)
 
 /* The functions of the two stages of a kind of step; 0: this list lacks one. */
 static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt_stage_ **commit) {
-    const kopt_format format = kind->buffered ? KOPT_Q8 : kind->moment;
-#define LINE_(name, line_rule, other_rule, line_moments, line_format)                                           \
-    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                                    \
-        MATCHES_(kind->moment_count, line_moments, line_moments) && MATCHES_(format, line_format, line_format)) \
+#define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second)                                    \
+    if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                                         \
+        MATCHES_(kind->moment_count, line_moments, line_moments) && MATCHES_(kind->first, line_first, line_first) && \
+        MATCHES_(kind->second, line_second, line_second))                                                            \
         *direction = K_(name);
     *direction = NULL;
     DIRECTIONS_(LINE_)
@@ -5956,7 +6213,7 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     size_t i, q;
     for (i = 0; i < j->end; i += PAIR_) {
         float slow[PAIR_], slow_compensation[PAIR_];
-        kopt_byte_ *const residual = residual_size == 0 ? NULL : j->slow_residual + i * residual_size;
+        kopt_byte_ *const residual = k.sync && residual_size != 0 ? j->slow_residual + i * residual_size : NULL;
         if (k.sync) K_(load_weights)(j->slow + i * size, residual, &t->kind, PAIR_, slow, slow_compensation);
         for (q = 0; q < PAIR_; q += LANES_) {
             const vf32_ w = K_(load_f32)(t->w + i + q);
@@ -6013,7 +6270,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
     const constants_ c = K_(make_constants)();
     const int random = kopt_needs_random_(kind), order = ORDER_(kind.weight);
     const int pipelined = LANES_ == 16 && kind.rule == KOPT_RULE_ADAM && kind.rounding == KOPT_KAHAN;
-    const int prefetches = kopt_prefetches_(whole, kind, whole->end - begin, KOPT_CORE_CACHE_);
+    const int prefetches = kopt_prefetches_(kind, whole->end - begin, KOPT_CORE_CACHE_);
     const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_ * 0x00010001u);
     scalars_ k = K_(splat_step)(whole->step, whole->rate, whole->weight_decay, whole->l2);
     kopt_random_tile_ tile;
@@ -6040,7 +6297,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
             if (prefetches) {
                 K_(prefetch_pair)(a.weight, q, kopt_bytes_of_(kind.weight));
                 K_(prefetch_pair)(a.grad, q, kopt_bytes_of_(kind.grad));
-                EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], q, kopt_bytes_of_(kind.moment));
+                EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], q, kopt_bytes_of_(kind.first));
             }
             if (random) {
                 r.number = load32_(number + 2 * (q - i));
@@ -6092,13 +6349,12 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
 /* clang-format on */
 
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding) \
-    NOINLINE_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                          \
+    HOT_FN_ size_t K_(name)(const kopt_job_ *j, size_t begin) {                               \
         kopt_kind_ kind;                                                                      \
         kind.nesterov = j->step->nesterov;                                                    \
         kind.rule = line_rule;                                                                \
         kind.moment_count = line_moments;                                                     \
-        kind.weight = kind.grad = kind.moment = line_format;                                  \
-        kind.buffered = 0;                                                                    \
+        kind.weight = kind.grad = kind.first = kind.second = line_format;                     \
         kind.rounding = line_rounding;                                                        \
         kind.moment_rounding = kind.residual_rounding = line_state_rounding;                  \
         return K_(specialized)(j, kind, begin);                                               \
@@ -6118,11 +6374,11 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     const size_t from = i + (unsigned)((0 - (j->first + i)) % PAIR_);
     if (j->end >= from + PAIR_ && (s->moments_only | s->sync | s->unrectified) == 0 && j->counts == NULL &&
         j->copy == NULL && (LANES_ != 8 || kopt_as_u32_(j->l2) << 1 == 0)) {
-        const kopt_kind_ kind = kopt_kind_of_(j, 0);
+        const kopt_kind_ kind = kopt_kind_of_(j);
         size_t end;
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding)              \
     if (kind.rule == (line_rule) && kind.moment_count == (line_moments) && kind.weight == (line_format) && \
-        kind.grad == (line_format) && kind.moment == (line_format) &&                                      \
+        kind.grad == (line_format) && kind.first == (line_format) && kind.second == (line_format) &&       \
         ((line_format) == KOPT_F32 ||                                                                      \
          (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&             \
           ((line_rounding) != KOPT_KAHAN || kind.residual_rounding == (line_state_rounding)))))            \
@@ -6290,8 +6546,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 /* Writes the ratios of StableAdamW of the elements [begin, j->end) to out, as fp32. */
 NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
     const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
-    const kopt_kind_ kind = kopt_kind_of_(j, LANES_ == 1);
-    const size_t grad_size = kopt_bytes_of_(kind.grad), moment_size = kopt_bytes_of_(kind.moment);
+    const kopt_kind_ kind = kopt_kind_of_(j);
+    const size_t grad_size = kopt_bytes_of_(kind.grad), moment_size = kopt_moment_bytes_(kind, 1);
     const size_t weight_size = kopt_bytes_of_(kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     size_t i;
@@ -6552,6 +6808,7 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef ORDER_
 #undef store8_from16_
 #undef flush16_
+#undef HOT_FN_
 #undef NOINLINE_FN_
 #undef ANY_
 #undef COMMITS_
@@ -6646,6 +6903,8 @@ static const kopt_kernels_ kopt_table_[KOPT_ISAS_] = {
 #else /* direct calls, so that the linker can drop kernels */
 #define KOPT_KERNEL_(name) kopt_##name##_scalar_
 #endif
+
+static void kopt_step_job_(const kopt_job_ *job) { (KOPT_KERNEL_(step))(job); }
 
 /* Bytes of n values, and the offset of value n (KOPT_Q8, KOPT_Q1: of a multiple of 256). */
 static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
@@ -6786,8 +7045,9 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
     kopt_add_job_array_(&list, &j->weight, weight, commits);
     kopt_add_job_array_(&list, &j->residual, residual, commits);
     kopt_add_job_array_(&list, &j->grad, kopt_bytes_of_(kind->grad), j->step->zero_grad);
-    for (m = 0; m < kind->moment_count && !kind->buffered; m++)
-        kopt_add_job_array_(&list, &j->moment[m], kopt_bytes_of_(kind->moment), 1);
+    for (m = 0; m < kind->moment_count; m++)
+        if (!kopt_has_scales_(kopt_moment_format_(*kind, m)))
+            kopt_add_job_array_(&list, &j->moment[m], kopt_moment_bytes_(*kind, m), 1);
     kopt_add_job_array_(&list, &j->slow, sync ? weight : 0, commits);
     kopt_add_job_array_(&list, &j->slow_residual, sync ? residual : 0, commits);
     if (j->copy != NULL && commits) kopt_add_job_array_(&list, &j->copy, kopt_bytes_of_(j->copy_format), 1);
@@ -6797,17 +7057,13 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
 /* A stage in scalar code, of the pair at element i, or of what the tile has of it. */
 static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
-    const int buffers = t->kind.buffered ? t->kind.moment_count : 0;
-    kopt_job_ job = t->job;
     size_t q;
     int m;
-    for (m = 0; m < buffers; m++) job.moment[m] = KOPT_BYTES_(t->moment[m]);
-    job.buffered = t->kind.buffered;
     for (q = 0; q < pair; q++) t->x[i + q] = 1; /* the values behind the end of a tail */
-    kopt_step_elements_scalar_(&job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
-    for (m = 0; m < buffers; m++)
-        for (q = i; q < i + n; q++) {
-            const uint32_t magnitude = kopt_load32_(job.moment[m] + 4 * q) & 0x7FFFFFFFu;
+    kopt_step_elements_scalar_(&t->job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
+    for (m = 0; m < t->kind.moment_count; m++)
+        for (q = i; q < i + n && kopt_has_scales_(kopt_moment_format_(t->kind, m)); q++) {
+            const uint32_t magnitude = kopt_load32_(t->job.moment[m] + 4 * q) & 0x7FFFFFFFu;
             if (magnitude > t->largest[m]) t->largest[m] = magnitude;
         }
 }
@@ -6907,25 +7163,23 @@ static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
     t->job.first += n;
 }
 
-/* Steps elements [begin, end), tile by tile. moment: the buffers of all 8-bit moments, one behind the other; otherwise
-   NULL. With 8-bit moments a tile is a block, whose scale needs all of its elements (begin is the first of a block).
+/* Steps elements [begin, end), tile by tile. buffer: room for a tile of each moment, for those of 8 bits; NULL if there
+   is none. With 8-bit moments a tile is a block, whose scale needs all of its elements (begin is the first of a block).
    Otherwise a tile ends where the global index is a multiple of its size, as groups of random numbers do. */
 static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const kopt_job_ *whole, size_t begin,
-                                            size_t end, float *moment) {
+                                            size_t end, float *buffer) {
     const kopt_begun_ *s = whole->step;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
-    kopt_kind_ kind = kopt_kind_of_(whole, 0);
-    const int buffered = moment != NULL, random = kopt_needs_random_(kind);
+    const kopt_kind_ kind = kopt_kind_of_(whole);
+    const int buffered = buffer != NULL, random = kopt_needs_random_(kind);
     kopt_tile_ t;
     size_t i, n, whole_pairs, pair;
     int m, drawn = 0;
-    kind.buffered = buffered;
-    if (buffered || kind.moment_count == 0) kind.moment = KOPT_F32;
     while (!stages->find(&kind, &t.direction, &t.commit)) stages = stages->other;
     pair = stages->pair;
     t.job = *whole;
     t.kind = kind;
-    t.prefetches = kopt_prefetches_(whole, kind, end - begin, KOPT_SHARED_CACHE_);
+    t.prefetches = kopt_prefetches_(kind, end - begin, KOPT_SHARED_CACHE_);
     t.apart = stages->even_odd && kind.weight == KOPT_BF16 ? pair : 0;
     t.arrays_end = kopt_list_job_arrays_(t.arrays, &t.job, &t.kind);
     kopt_advance_tile_(&t, begin);
@@ -6947,9 +7201,11 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
                                   !drawn && n == end - i);
         drawn = 1;
         for (m = 0; buffered && m < kind.moment_count; m++) {
-            t.moment[m] = moment + (size_t)m * KOPT_TILE_;
+            float *const moment = buffer + (size_t)m * KOPT_TILE_;
             t.largest[m] = 0;
-            (stages->decode)(t.moment[m], whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
+            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
+            t.job.moment[m] = KOPT_BYTES_(moment);
+            (stages->decode)(moment, whole->moment[m] + i, kopt_scale_of_(whole, m) + i / KOPT_TILE_ * 4,
                              kopt_is_square_(kind.rule, m), n);
         }
         if (whole_pairs > 0) {
@@ -6961,27 +7217,29 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
             t.job.end = n - whole_pairs;
             t.random.number += 2 * whole_pairs;
             t.random.stride += 2 * whole_pairs;
-            for (m = 0; buffered && m < kind.moment_count; m++) t.moment[m] += whole_pairs;
+            for (m = 0; m < kind.moment_count; m++)
+                if (kopt_has_scales_(kopt_moment_format_(kind, m))) t.job.moment[m] += 4 * whole_pairs;
             kopt_step_tail_(stages, &t);
             kopt_advance_tile_(&t, n - whole_pairs);
             t.random.number -= 2 * whole_pairs;
             t.random.stride -= 2 * whole_pairs;
         }
-        for (m = 0; buffered && m < kind.moment_count; m++)
-            (stages->encode)(whole->moment[m] + i, whole->moment[m] + whole->scale + i / KOPT_TILE_ * 4,
-                             moment + (size_t)m * KOPT_TILE_, t.largest[m], kopt_is_square_(kind.rule, m), m,
-                             kopt_moment_rounding_(kind, m), &t.random, n);
+        for (m = 0; m < kind.moment_count; m++)
+            if (kopt_has_scales_(kopt_moment_format_(kind, m)))
+                (stages->encode)(whole->moment[m] + i, kopt_scale_of_(whole, m) + i / KOPT_TILE_ * 4,
+                                 buffer + (size_t)m * KOPT_TILE_, t.largest[m], kopt_is_square_(kind.rule, m), m,
+                                 kopt_moment_rounding_(kind, m), &t.random, n);
     }
 }
 
 static KOPT_NOINLINE_ void kopt_step_buffered_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin,
                                                size_t end) {
-    KOPT_ALIGN64_ float moment[4 * KOPT_TILE_];
-    kopt_step_tiles_(stages, j, begin, end, moment);
+    KOPT_ALIGN64_ float buffer[4 * KOPT_TILE_];
+    kopt_step_tiles_(stages, j, begin, end, buffer);
 }
 
 static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end) {
-    if (j->moment_format == KOPT_Q8 && j->step->moment_count > 0)
+    if (kopt_has_blocks_(j->step))
         kopt_step_buffered_(stages, j, begin, end);
     else if (end - begin < 4)
         kopt_walk_scalar_(j, begin, end);
@@ -7084,7 +7342,6 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     memset(&s, 0, sizeof s);
     memset(&job, 0, sizeof job);
     s.rule = KOPT_RULE_SGD;
-    s.moment_format = a->format;
     s.rounding = a->rounding;
     s.moment_rounding = s.residual_rounding = a->residual_rounding;
     s.seed = a->seed;
@@ -7094,7 +7351,7 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     job.residual = (kopt_byte_ *)a->residual;
     memcpy(&job.grad, &x, sizeof x);
     job.grad_format = format;
-    job.weight_format = job.moment_format = a->format;
+    job.weight_format = a->format;
     job.end = a->n;
     job.first = a->first_index;
     job.id = a->id;
@@ -7102,7 +7359,7 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
     job.rate = 1;
     kopt_enter_(&environment);
     s.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
-    (KOPT_KERNEL_(step))(&job);
+    kopt_step_job_(&job);
     kopt_leave_(&environment);
 }
 
@@ -7171,11 +7428,11 @@ static void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight, 
     kopt_leave_(&environment);
 }
 
-/* The moment of a slot. *is_root: does it hold the square roots? */
-static kopt_byte_ *kopt_slot_moment_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, int *is_root) {
-    *is_root = (l->moment_format == KOPT_FP16 || l->moment_format == KOPT_Q8) && slot != KOPT_SLOT_WEIGHT &&
-               kopt_is_square_(l->rule, (int)slot - 1);
-    return slot == KOPT_SLOT_WEIGHT ? NULL : (kopt_byte_ *)t->state + l->moment[slot - 1];
+/* The format of moment m. *is_root: does it hold the square roots? */
+static kopt_format kopt_format_of_moment_(const kopt_layout_ *l, int m, int *is_root) {
+    const kopt_format format = kopt_format_in_layout_(l, m);
+    *is_root = kopt_holds_roots_(format) && kopt_is_square_(l->rule, m);
+    return format;
 }
 
 /* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
@@ -7189,40 +7446,54 @@ static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_b
     kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
 }
 
-static void kopt_write_slot_(const kopt_layout_ *l, const kopt_tensor *t, kopt_slot slot, const float *values) {
+static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, const float *values) {
     const kopt_byte_ *const in = (const kopt_byte_ *)values;
     kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
-    kopt_byte_ *const residual = l->residual_bytes == 0 ? weight : (kopt_byte_ *)t->state + l->residual;
-    int is_root;
-    kopt_byte_ *const moment = kopt_slot_moment_(l, t, slot, &is_root);
     kopt_environment_ environment;
+    kopt_job_ a;
+    size_t i;
+    kopt_place_state_(&a, l, t);
+    if (l->residual_bytes == 0) a.residual = weight; /* any address */
+    kopt_enter_(&environment);
+    for (i = 0; i < t->n; i++)
+        kopt_write_weight_(l, weight + i * l->weight_bytes, a.residual + i * l->residual_bytes,
+                           kopt_load32_(in + 4 * i));
+    kopt_leave_(&environment);
+}
+
+static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int m, const float *values) {
+    const kopt_byte_ *const in = (const kopt_byte_ *)values;
+    int is_root;
+    const kopt_format format = kopt_format_of_moment_(l, m, &is_root);
+    kopt_environment_ environment;
+    kopt_job_ a;
     size_t i, n = 1;
+    kopt_place_state_(&a, l, t);
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i += n) {
         uint32_t bits = kopt_load32_(in + 4 * i);
-        if (slot == KOPT_SLOT_WEIGHT) {
-            kopt_write_weight_(l, weight + i * l->weight_bytes, residual + i * l->residual_bytes, bits);
-        } else if (l->moment_format == KOPT_Q8) {
+        if (kopt_has_scales_(format)) {
             n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-            kopt_encode_block_(moment + i, moment + l->scale + i / KOPT_BLOCK_ * 4, in + 4 * i, n, is_root);
-        } else {
-            if (l->moment_format != KOPT_F32) {
-                const float x = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
-                bits = kopt_round_nearest16_scalar_(x, l->moment_format);
-                if (is_root && bits == 0 && kopt_as_u32_(x) != 0) bits = 1; /* a positive root never becomes 0 */
-            }
-            kopt_store_at_scalar_(moment, i, l->moment_bytes, bits);
+            kopt_encode_block_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_ * 4, in + 4 * i, n, is_root);
+            continue;
         }
+        if (format != KOPT_F32) {
+            const float x = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
+            bits = kopt_round_nearest16_scalar_(x, format);
+            if (is_root && bits == 0 && kopt_as_u32_(x) != 0) bits = 1; /* a positive root never becomes 0 */
+        }
+        kopt_store_at_scalar_(a.moment[m], i, kopt_bytes_of_(format), bits);
     }
     kopt_leave_(&environment);
 }
 
 /* After the weights have been set: fills t->copy, if there is one, and Ranger's slow weights. */
 static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow) {
-    kopt_byte_ *state = (kopt_byte_ *)t->state;
+    kopt_job_ a;
+    kopt_place_state_(&a, l, t);
     if (slow && l->rule == KOPT_RULE_RANGER) {
-        memcpy(state + l->slow, t->weight, t->n * l->weight_bytes);
-        memcpy(state + l->slow_residual, state + l->residual, t->n * l->residual_bytes);
+        memcpy(a.slow, t->weight, t->n * l->weight_bytes);
+        if (l->residual_bytes != 0) memcpy(a.slow_residual, a.residual, t->n * l->residual_bytes);
     }
     if (t->copy != NULL && kopt_convert(t->copy, t->copy_format, t->weight, l->weight_format, t->n) != KOPT_OK)
         return; /* cannot be: the caller has checked the copy */
@@ -7268,12 +7539,15 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
         const kopt_tensor *const t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t);
         if (t->n == 0) continue;
-        if (l.total != 0) {
+        if (t->arrays != NULL) {
+            kopt_array_ array[KOPT_ARRAYS_], *a, *const end = kopt_list_arrays_(array, &l, t);
+            for (a = array; a != end; a++) memset(a->at, 0, a->n * a->bytes);
+        } else if (l.total != 0) {
             kopt_make_header_((kopt_byte_ *)t->state, opt, t->weight_format, t->id, t->n, t->first_index);
             memset((kopt_byte_ *)t->state + KOPT_HEADER_, 0, l.total - KOPT_HEADER_);
         }
         if (weights != NULL) {
-            kopt_write_slot_(&l, t, KOPT_SLOT_WEIGHT, weights);
+            kopt_write_weights_(&l, t, weights);
             weights += t->n;
         }
         kopt_refresh_(&l, t, 1);
@@ -7285,9 +7559,11 @@ KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tens
 static void kopt_dither_(const kopt_optimizer *opt, const kopt_tensor *t, const kopt_layout_ *l) {
     kopt_environment_ environment;
     kopt_random_reader_ drawn;
-    kopt_byte_ *const weight = (kopt_byte_ *)t->weight, *const residual = (kopt_byte_ *)t->state + l->residual;
+    kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
+    kopt_job_ a;
     const int is_fp16 = t->weight_format == KOPT_FP16;
     size_t i;
+    kopt_place_state_(&a, l, t);
     kopt_begin_random_reader_(&drawn, opt->seed, 0, t->id, KOPT_RANDOM_DITHER_);
     drawn.first = t->first_index;
     kopt_enter_(&environment);
@@ -7297,7 +7573,7 @@ static void kopt_dither_(const kopt_optimizer *opt, const kopt_tensor *t, const 
         if (opt->rounding == KOPT_KAHAN) kept += 0x80u; /* the middle: no tie, and a bf16 compensation holds it */
         if (is_fp16 ? mag - 1 >= 0x7BFFu : mag - 0x0D80u >= 0x7200u) continue;
         kopt_write_weight_(
-            l, weight + 2 * i, residual + i * l->residual_bytes,
+            l, weight + 2 * i, a.residual + i * l->residual_bytes,
             kopt_as_u32_(kopt_full_weight_scalar_(KOPT_EXACT, t->weight_format, w, kept ^ 0x8000u, NULL)));
     }
     kopt_leave_(&environment);
@@ -7312,10 +7588,11 @@ KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_te
     if (opt->rule == KOPT_RULE_EMA) return KOPT_ERROR_OPTION;
     for (i = 0; i < count; i++) {
         const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
-        const kopt_byte_ *const state = (const kopt_byte_ *)tensors[i].state;
+        kopt_job_ a;
+        kopt_place_state_(&a, &l, &tensors[i]);
         if (tensors[i].weight_format != KOPT_F32 && opt->rounding == KOPT_NEAREST) return KOPT_ERROR_OPTION;
         for (k = 0; k < tensors[i].n * l.residual_bytes; k++)
-            if (state[l.residual + k] != 0) return KOPT_ERROR_STEP;
+            if (a.residual[k] != 0) return KOPT_ERROR_STEP;
     }
     for (i = 0; i < count; i++) {
         const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
@@ -7336,26 +7613,28 @@ static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, 
 
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
     kopt_environment_ environment;
-    const kopt_byte_ *moment;
+    kopt_format format;
     kopt_layout_ l;
+    kopt_job_ a;
     size_t i;
-    int is_root;
+    int m, is_root;
     const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
     if (result != KOPT_OK || t->n == 0) return result;
+    m = (int)slot - 1;
+    kopt_place_state_(&a, &l, t);
     if (slot == KOPT_SLOT_WEIGHT) {
-        const kopt_byte_ *const residual = l.residual_bytes == 0 ? NULL : (const kopt_byte_ *)t->state + l.residual;
-        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, residual, out);
+        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, a.residual, out);
         return KOPT_OK;
     }
-    moment = kopt_slot_moment_(&l, t, slot, &is_root);
+    format = kopt_format_of_moment_(&l, m, &is_root);
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i++) {
         float x;
-        if (l.moment_format == KOPT_Q8)
-            x = kopt_decode_number_(moment[i], kopt_as_f32_(kopt_load32_(moment + l.scale + i / KOPT_BLOCK_ * 4)),
-                                    is_root);
+        if (kopt_has_scales_(format))
+            x = kopt_decode_number_(a.moment[m][i],
+                                    kopt_as_f32_(kopt_load32_(kopt_scale_of_(&a, m) + i / KOPT_BLOCK_ * 4)), is_root);
         else
-            x = kopt_widen_scalar_(kopt_load_at_scalar_(moment, i, l.moment_bytes), l.moment_format);
+            x = kopt_widen_scalar_(kopt_load_at_scalar_(a.moment[m], i, kopt_bytes_of_(format)), format);
         if (is_root) x = kopt_mul_(x, x);
         kopt_store32_((kopt_byte_ *)out + 4 * i, kopt_as_u32_(x));
     }
@@ -7368,12 +7647,36 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
     kopt_layout_ l;
     const kopt_result result = kopt_check_slot_(&l, opt, t, slot, in);
     if (result != KOPT_OK || t->n == 0) return result;
-    kopt_write_slot_(&l, t, slot, in);
-    if (slot == KOPT_SLOT_WEIGHT) kopt_refresh_(&l, t, 1);
+    if (slot == KOPT_SLOT_WEIGHT) {
+        kopt_write_weights_(&l, t, in);
+        kopt_refresh_(&l, t, 1);
+    } else {
+        kopt_write_moment_(&l, t, (int)slot - 1, in);
+    }
     return KOPT_OK;
 }
 
-/* ---- checksums, arrays of a state block, and its header ---- */
+KOPT_API_ kopt_result kopt_state_arrays_of(const kopt_optimizer *opt, const kopt_tensor *t, kopt_state_arrays *arrays) {
+    kopt_layout_ l;
+    kopt_job_ a;
+    int m;
+    const kopt_result result = kopt_check_state_(&l, opt, t);
+    if (result != KOPT_OK) return result;
+    if (arrays == NULL) return KOPT_ERROR_NULL;
+    kopt_place_state_(&a, &l, t);
+    memset(arrays, 0, sizeof *arrays);
+    arrays->size = sizeof *arrays;
+    if (l.residual_bytes != 0) arrays->residual = a.residual;
+    for (m = 0; m < l.moment_count; m++) {
+        arrays->moment[m] = a.moment[m];
+        if (kopt_has_scales_(kopt_format_in_layout_(&l, m))) arrays->scale[m] = kopt_scale_of_(&a, m);
+    }
+    if (l.rule == KOPT_RULE_RANGER) arrays->slow = a.slow;
+    if (l.rule == KOPT_RULE_RANGER && l.residual_bytes != 0) arrays->slow_residual = a.slow_residual;
+    return KOPT_OK;
+}
+
+/* ---- checksums, arrays of a state, and its header ---- */
 
 /* The CRC-32 of zlib, PNG and IEEE 802.3, four bits at a time. By kopt_crc_fast_() where the machine has carry-less
    multiplication or an instruction for this CRC. Else, in a build with vectors, eight bytes at a time, by 16
@@ -7462,33 +7765,27 @@ static void kopt_swap_(kopt_byte_ *p, size_t n, size_t bytes) {
     }
 }
 
-/* An array of a state block, or the weights. */
-typedef struct kopt_array_ {
-    kopt_byte_ *at;
-    size_t n, bytes; /* elements, and bytes of one element */
-} kopt_array_;
-enum { KOPT_ARRAYS_ = 9 }; /* of a state block, at most */
-
 static KOPT_FORCE_INLINE_ kopt_array_ *kopt_add_array_(kopt_array_ *to, kopt_byte_ *at, size_t n, size_t bytes) {
     const kopt_array_ array = {at, n, bytes};
     *to = array;
     return bytes == 0 ? to : to + 1;
 }
 
-/* Lists the arrays of a state block in array[], in the order of their places. Returns the end of the list. */
-static kopt_array_ *kopt_state_arrays_(kopt_array_ *array, const kopt_layout_ *l, const kopt_tensor *t) {
-    kopt_byte_ *state = (kopt_byte_ *)t->state;
-    int i;
+/* Lists the arrays of a state in array[], in the order of a checkpoint. Returns the end of the list. */
+static kopt_array_ *kopt_list_arrays_(kopt_array_ *array, const kopt_layout_ *l, const kopt_tensor *t) {
+    kopt_job_ a;
+    int m;
     if (l->total == 0) return array;
-    array = kopt_add_array_(array, state + l->residual, l->n, l->residual_bytes);
-    for (i = 0; i < l->moment_count; i++) {
-        array = kopt_add_array_(array, state + l->moment[i], l->n, l->moment_bytes);
-        if (l->moment_format == KOPT_Q8)
-            array = kopt_add_array_(array, state + l->moment[i] + l->scale, kopt_blocks_(l->n), 4);
+    kopt_place_state_(&a, l, t);
+    array = kopt_add_array_(array, a.residual, l->n, l->residual_bytes);
+    for (m = 0; m < l->moment_count; m++) {
+        const kopt_format format = kopt_format_in_layout_(l, m);
+        array = kopt_add_array_(array, a.moment[m], l->n, kopt_bytes_of_(format));
+        if (kopt_has_scales_(format)) array = kopt_add_array_(array, kopt_scale_of_(&a, m), kopt_blocks_(l->n), 4);
     }
     if (l->rule != KOPT_RULE_RANGER) return array;
-    array = kopt_add_array_(array, state + l->slow, l->n, l->weight_bytes);
-    return kopt_add_array_(array, state + l->slow_residual, l->n, l->residual_bytes);
+    array = kopt_add_array_(array, a.slow, l->n, l->weight_bytes);
+    return kopt_add_array_(array, a.slow_residual, l->n, l->residual_bytes);
 }
 
 /* Makes the optimizer that a header describes; defaults elsewhere. saved: the header is of a checkpoint or in one. */
@@ -7498,7 +7795,10 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
     kopt_set_defaults_(opt, (kopt_rule)h[5], 0);
     opt->lr = opt->max_lr = 0; /* kopt_ema() has 1 */
     opt->rounding = (kopt_rounding)(h[7] & 15);
-    opt->moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
+    opt->first_moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
+    opt->second_moment_format = h[11] == 0                                ? opt->first_moment_format
+                                : h[11] == 1 + kopt_format_byte_(KOPT_Q8) ? KOPT_Q8
+                                                                          : (kopt_format)(h[11] - 1);
     opt->amsgrad = h[5] == KOPT_RULE_ADAM && moments == 3;
     if (saved) {
         opt->lr = opt->max_lr = kopt_load_number_(h + 48);
@@ -7524,6 +7824,7 @@ static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, cons
 static int kopt_header_options_valid_(const kopt_byte_ *h) {
     return h[5] <= KOPT_LAST_RULE_ && h[6] <= KOPT_FP16 && (h[7] & 15u) <= KOPT_LAST_ROUNDING_ &&
            (h[8] <= KOPT_FP16 || h[8] == kopt_format_byte_(KOPT_Q8)) && (h[9] & 7u) <= 4u &&
+           (h[11] <= 1 + KOPT_FP16 || h[11] == 1 + kopt_format_byte_(KOPT_Q8)) &&
            (h[9] >> 4 & 3u) <= KOPT_DECAY_FULLY_DECOUPLED;
 }
 
@@ -7549,61 +7850,63 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
         if (kopt_judge_tensor_(t, &words) != KOPT_OK) return words;
         if (opt == NULL || t->n == 0) continue;
         l = kopt_layout_for_(opt, t);
+        if (kopt_judge_block_(t, &l, &words) != KOPT_OK) return words;
         result = kopt_check_memory_(t, &l, 0);
-        if (result == KOPT_ERROR_NULL) return "weight or state: NULL";
+        if (result == KOPT_ERROR_NULL) return "weight: NULL";
         if (result == KOPT_ERROR_SIZE) return "state_size: less than kopt_state_size()";
         if (result == KOPT_ERROR_OVERLAP) return "weight, state, copy or counts: two of them overlap";
         result = kopt_check_neighbours_(&list, t, &l, opt->zero_grad);
         if (result == KOPT_ERROR_OVERLAP) return "weight, grad, state, copy or counts: one overlaps the tensor before";
         if (result == KOPT_ERROR_ID) return "id: it is not above that of the tensor before";
-        if (kopt_judge_block_(t, &l, &words) != KOPT_OK) return words;
     }
     return opt == NULL && count == 0 ? "the optimizer is NULL"
                                      : "all fields of the optimizer and the tensors are valid, if grad is: look at it "
                                        "and at the other arguments";
 }
 
-/* ---- running a step ---- */
+/* ---- 8-bit moments in scalar code, and StableAdamW ---- */
 
 /* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
    elements, and encodes the moments again. moment has room for one block of each moment. */
-static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole, kopt_byte_ *state, const kopt_layout_ *layout) {
+static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
     const kopt_begun_ *s = whole->step;
+    const kopt_kind_ kind = kopt_kind_of_(whole);
     float moment[4 * KOPT_BLOCK_];
-    const size_t weight_bytes = layout->weight_bytes, grad_bytes = kopt_bytes_of_(whole->grad_format);
-    const size_t residual_bytes = layout->residual_bytes;
+    const size_t weight_bytes = kopt_bytes_of_(kind.weight), grad_bytes = kopt_bytes_of_(kind.grad);
+    const size_t residual_bytes = kopt_bytes_of_residual_(kind.weight, kind.rounding);
     kopt_random_reader_ drawn;
     kopt_job_ job;
     size_t i, n;
     int m;
     job = *whole;
     kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
-    job.moment_format = KOPT_F32;
-    job.buffered = 1;
     job.begin = 0;
-    for (m = 0; m < s->moment_count; m++) job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t scale = i / KOPT_BLOCK_ * 4;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
-        for (m = 0; m < s->moment_count; m++)
-            kopt_dequantise_(job.moment[m], state + layout->moment[m] + i,
-                             state + layout->moment[m] + layout->scale + scale, n, kopt_is_square_(s->rule, m));
+        for (m = 0; m < s->moment_count; m++) {
+            job.moment[m] = whole->moment[m] + i * kopt_moment_bytes_(kind, m);
+            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
+            job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
+            kopt_dequantise_(job.moment[m], whole->moment[m] + i, kopt_scale_of_(whole, m) + scale, n,
+                             kopt_is_square_(s->rule, m));
+        }
         job.weight = whole->weight + i * weight_bytes;
         job.grad = whole->grad + i * grad_bytes;
-        job.residual = whole->residual + i * residual_bytes;
-        job.slow = whole->slow + (s->rule == KOPT_RULE_RANGER ? i * weight_bytes : 0);
-        job.slow_residual = whole->slow_residual + (s->rule == KOPT_RULE_RANGER ? i * residual_bytes : 0);
+        if (residual_bytes != 0) job.residual = whole->residual + i * residual_bytes;
+        if (s->sync) job.slow = whole->slow + i * weight_bytes;
+        if (s->sync && residual_bytes != 0) job.slow_residual = whole->slow_residual + i * residual_bytes;
         if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
         job.first = whole->first + i;
         job.end = n;
-        (KOPT_KERNEL_(step))(&job);
+        kopt_step_job_(&job);
         for (m = 0; m < s->moment_count; m++) {
-            /* AMSGrad's maximum is always rounded to nearest. */
-            const int nearest = s->moment_rounding == KOPT_NEAREST || (m == 2 && s->rule == KOPT_RULE_ADAM);
+            const int nearest = kopt_moment_rounding_(kind, m) == KOPT_NEAREST;
+            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
             drawn.first = job.first;
             drawn.store = (uint32_t)m + 1;
-            kopt_quantise_(state + layout->moment[m] + i, state + layout->moment[m] + layout->scale + scale,
-                           job.moment[m], n, kopt_is_square_(s->rule, m), nearest ? NULL : &drawn);
+            kopt_quantise_(whole->moment[m] + i, kopt_scale_of_(whole, m) + scale, job.moment[m], n,
+                           kopt_is_square_(s->rule, m), nearest ? NULL : &drawn);
         }
     }
 }
@@ -7614,29 +7917,28 @@ static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format fo
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
     size_t chunk = KOPT_RATIOS_;
-    kopt_byte_ *state = (kopt_byte_ *)t->state;
     kopt_environment_ environment;
     kopt_job_ job;
     float ratios[KOPT_RATIOS_]; /* with 8-bit moments, first the decoded roots, which the ratios overwrite */
     kopt_byte_ *const ratio_bytes = (kopt_byte_ *)ratios;
     size_t i, n;
-    if (s->moment_format == KOPT_Q8) chunk = KOPT_BLOCK_PART_;
-    kopt_make_job_(&job, layout, s, t, begin, end);
+    const int q8 = kopt_has_scales_(s->second_moment_format);
+    kopt_job_ whole;
+    if (q8) chunk = KOPT_BLOCK_PART_;
+    kopt_make_job_(&whole, layout, s, t, begin, end);
+    job = whole;
     kopt_enter_(&environment);
     for (i = begin; i < end; i += n) {
         n = chunk - i % chunk;
         if (end - i < n) n = end - i;
         job.begin = i;
         job.end = i + n;
-        if (s->moment_format == KOPT_Q8) {
-            job.moment_format = KOPT_F32;
-            job.buffered = 1;
+        if (q8) {
             job.moment[1] = ratio_bytes;
-            kopt_dequantise_(ratio_bytes, state + layout->moment[1] + i,
-                             state + layout->moment[1] + layout->scale + i / KOPT_BLOCK_ * 4, n, 1);
-            job.weight = (kopt_byte_ *)t->weight + i * layout->weight_bytes;
-            job.residual = state + layout->residual + i * layout->residual_bytes;
-            job.grad = (kopt_byte_ *)t->grad + i * kopt_bytes_of_(t->grad_format);
+            kopt_dequantise_(ratio_bytes, whole.moment[1] + i, kopt_scale_of_(&whole, 1) + i / KOPT_BLOCK_ * 4, n, 1);
+            job.weight = whole.weight + i * layout->weight_bytes;
+            if (layout->residual_bytes != 0) job.residual = whole.residual + i * layout->residual_bytes;
+            job.grad = whole.grad + i * kopt_bytes_of_(t->grad_format);
             job.begin = 0;
             job.end = n;
         }
@@ -7644,58 +7946,6 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
         kopt_norm_tool_(norm, ratio_bytes, KOPT_F32, n);
     }
     kopt_leave_(&environment);
-}
-
-static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n);
-
-/* Steps elements [begin, end); all of them, if StableAdamW has to measure the tensor. */
-static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_tensor *t, size_t begin, size_t end) {
-    kopt_environment_ environment;
-    kopt_job_ job;
-    kopt_norm norm;
-    const int measures = kopt_must_measure_(s, t);
-    volatile float scale = 1; /* so that no compiler moves the products above kopt_enter_() */
-    if (begin == end) return;
-    if (measures) {
-        memset(&norm, 0, sizeof norm);
-        kopt_measure_(l, s, t, begin, end, &norm);
-    }
-    kopt_make_job_(&job, l, s, t, begin, end);
-    kopt_enter_(&environment);
-    if (measures) scale = kopt_stable_from_norm_(&norm, t->n);
-    if (s->stable && !kopt_is_zero_(t->stable_scale)) scale = kopt_to_float_(t->stable_scale);
-    if (!kopt_is_zero_(t->rate_scale)) scale = kopt_mul_(kopt_to_float_(t->rate_scale), scale); /* 0 means 1 */
-    if (kopt_as_u32_(scale) != 0x3F800000u) {
-        job.rate = kopt_mul_(job.rate, scale);
-        job.weight_decay = kopt_mul_(job.weight_decay, scale);
-    }
-    if (s->moment_format == KOPT_Q8 && s->moment_count > 0 && kopt_isa_current() == KOPT_ISA_SCALAR)
-        kopt_run_blocks_(&job, (kopt_byte_ *)t->state, l);
-    else
-        (KOPT_KERNEL_(step))(&job);
-    kopt_leave_(&environment);
-}
-
-/* Steps the tensors of a list that is checked. */
-static void kopt_run_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count) {
-    kopt_layout_ layout;
-    size_t i;
-    for (i = 0; i < count; i++) {
-        kopt_layout_of_step_(&layout, s, tensors[i].weight_format, tensors[i].n);
-        kopt_run_(&layout, s, &tensors[i], 0, tensors[i].n);
-    }
-}
-
-KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
-    kopt_begun_ s;
-    kopt_result result = kopt_begin_(&s, opt);
-    if (result != KOPT_OK) return result;
-    result = kopt_check_list_(&s, tensors, count);
-    if (result == KOPT_OK)
-        kopt_run_list_(&s, tensors, count);
-    else
-        opt->step--;
-    return result;
 }
 
 /* (1 - cos(pi y)) / 2 = sin(pi y / 2)^2 for 0 < y <= 1/2, within a relative 6e-16. The sine is y P6(y^2), fitted like
@@ -7732,83 +7982,12 @@ KOPT_API_ double kopt_cosine_lr(uint32_t step, uint32_t warmup, uint32_t steps, 
     return lr;
 }
 
-KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *tensors, size_t count) {
-    kopt_begun_ s;
-    kopt_result result = kopt_open_step_(&s, step);
-    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
-    if (result == KOPT_OK) kopt_run_list_(&s, tensors, count);
-    return result;
-}
-
-/* ---- ranges of a list ---- */
-
-/* Elements of a list: from element `begin` of the first of these tensors up to element `end` of the last one. */
-typedef struct kopt_part_ {
-    const kopt_tensor *tensors;
-    size_t count, begin, end;
-} kopt_part_;
-
-static kopt_result kopt_find_part_(kopt_part_ *part, const kopt_tensor *tensors, size_t count, size_t begin,
-                                   size_t end) {
-    size_t i, first = 0, before = 0; /* before: elements of the tensors before tensor i */
-    if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
-    if (begin > end) return KOPT_ERROR_BOUNDS;
-    part->begin = part->end = 0;
-    for (i = 0; before < end; i++) {
-        if (i == count || tensors[i].n > KOPT_LARGEST_N_ || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
-        if (before <= begin && begin - before < tensors[i].n) {
-            first = i;
-            part->begin = begin - before;
-        }
-        part->end = end - before;
-        before += tensors[i].n;
-    }
-    part->tensors = count == 0 ? tensors : tensors + first;
-    part->count = begin == end ? 0 : i - first;
-    return KOPT_OK;
-}
-
-/* The elements [*begin, *end) of tensor i of a part. blocks: rounded down to blocks of 8-bit moments. */
-static void kopt_range_of_part_(const kopt_part_ *part, size_t i, int blocks, size_t *begin, size_t *end) {
-    const size_t n = part->tensors[i].n;
-    *begin = i == 0 ? part->begin : 0;
-    *end = i + 1 == part->count ? part->end : n;
-    if (blocks) *begin -= *begin % KOPT_BLOCK_;
-    if (blocks && *end != n) *end -= *end % KOPT_BLOCK_;
-}
-
 KOPT_API_ size_t kopt_list_length(const kopt_tensor *tensors, size_t count) {
     size_t i, length = 0;
     if (tensors == NULL) return 0;
     for (i = 0; i < count; length += tensors[i++].n)
         if (tensors[i].n > ~length) return 0;
     return length;
-}
-
-KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *tensors, size_t count, size_t begin,
-                                      size_t end) {
-    kopt_begun_ s;
-    kopt_result result = kopt_open_step_(&s, step);
-    kopt_layout_ layout;
-    kopt_part_ part;
-    int blocks;
-    size_t i;
-    if (result == KOPT_OK) result = kopt_find_part_(&part, tensors, count, begin, end);
-    if (result == KOPT_OK) result = kopt_check_list_(&s, part.tensors, part.count);
-    if (result != KOPT_OK) return result;
-    blocks = s.moment_format == KOPT_Q8 && s.moment_count > 0;
-    for (i = 0; i < part.count; i++) {
-        kopt_range_of_part_(&part, i, blocks, &begin, &end);
-        if (begin < end && end - begin != part.tensors[i].n && kopt_must_measure_(&s, &part.tensors[i]))
-            return KOPT_ERROR_STEP; /* a part cannot be measured by itself */
-    }
-    for (i = 0; i < part.count; i++) {
-        const kopt_tensor *const t = &part.tensors[i];
-        kopt_range_of_part_(&part, i, blocks, &begin, &end);
-        kopt_layout_of_step_(&layout, &s, t->weight_format, t->n);
-        if (begin < end) kopt_run_(&layout, &s, t, begin, end);
-    }
-    return KOPT_OK;
 }
 
 /* ---- checkpoints ---- */
@@ -7819,6 +7998,7 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
      0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)
     44 0 (4)    48 KOPT_SAVE_NUMBERS_ (binary64)    168 lookahead (4)
    172 maximize + 2 * zero_grad + 4 * moments_only (4)
+   Of an average lr is 1 - beta1, and beta1 is lr (kopt_saved_form_()).
    Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
 enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
 #define KOPT_SAVE_MAGIC_ 0x5641534Bu /* "KSAV" */
@@ -7892,8 +8072,20 @@ static int kopt_bytes_differ_(const kopt_byte_ *a, const kopt_byte_ *b, int begi
 
 /* Do two headers, of checkpoints or of tensors, describe the same thing? */
 static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *b) {
-    if (kopt_bytes_differ_(a, b, 0, 5) || kopt_bytes_differ_(a, b, 10, 12)) return KOPT_ERROR_STATE; /* name, version */
+    if (kopt_bytes_differ_(a, b, 0, 5) || kopt_bytes_differ_(a, b, 10, 11)) return KOPT_ERROR_STATE; /* name, version */
     return kopt_bytes_differ_(a, b, 5, 32) ? KOPT_ERROR_MISMATCH : KOPT_OK;
+}
+
+/* An optimizer as a checkpoint has it, or (loads) the other way round: before 0.9 an average had 1 - decay in lr. */
+static kopt_optimizer kopt_saved_form_(const kopt_optimizer *opt, int loads) {
+    kopt_optimizer o = *opt;
+    kopt_environment_ environment;
+    if (opt->rule != KOPT_RULE_EMA) return o;
+    kopt_enter_(&environment);
+    o.lr = loads ? opt->beta1 : kopt_sub64_(1, opt->beta1);
+    o.beta1 = loads ? kopt_sub64_(1, opt->lr) : opt->lr;
+    kopt_leave_(&environment);
+    return o;
 }
 
 /* The format in the header of a checkpoint: that of the first tensor whose weights have 16 bits, or else KOPT_F32;
@@ -7919,8 +8111,9 @@ static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_opti
 }
 
 /* Is h the header that kopt_save() would write for the options that it holds? Sets those that a load does not compare
-   in *opt, which has the others already. The header has room for one at expected. */
+   in *opt, as they are saved; it has the others already. The header has room for one at expected. */
 static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expected, kopt_optimizer *opt) {
+    kopt_optimizer form;
     kopt_result result;
     opt->lookahead = (int)kopt_load_le32_(h + 168);
     opt->seed = kopt_load_le64_(h + 32);
@@ -7931,16 +8124,18 @@ static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expe
 #define KOPT_LOAD_NUMBER_(at, field) opt->field = kopt_bits_to_f64_(kopt_load_le64_(h + (at)));
     KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
 #undef KOPT_LOAD_NUMBER_
-    result = kopt_check_options_(opt);
+    form = kopt_saved_form_(opt, 1);
+    result = kopt_check_options_(&form);
     if (result != KOPT_OK) return result;
     kopt_make_save_header_(expected, opt, (kopt_format)h[6], kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
     return kopt_bytes_differ_(h, expected, 0, KOPT_SAVE_HEADER_) ? KOPT_ERROR_STATE : KOPT_OK;
 }
 
-/* Walks over a checkpoint from its first to its last byte. Unless it is saved, h and *loaded receive its header and the
-   optimizer, and all bytes but those of the arrays have to be those that kopt_save() would write. */
+/* Walks over a checkpoint from its first to its last byte. *form is the optimizer as it is saved. Unless the checkpoint
+   is saved, h and *form receive its header and the optimizer, and all bytes but those of the arrays have to be those
+   that kopt_save() would write. */
 static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_optimizer *opt,
-                                  const kopt_tensor *tensors, size_t count, uint64_t bytes, kopt_optimizer *loaded,
+                                  const kopt_tensor *tensors, size_t count, uint64_t bytes, kopt_optimizer *form,
                                   kopt_byte_ *h) {
     kopt_byte_ *expected = s->buffer, *found = s->buffer + KOPT_SAVE_HEADER_; /* until the next array */
     const int saves = walk == KOPT_SAVING_;
@@ -7950,26 +8145,26 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
     s->offset = 0;
     s->result = s->wrong = KOPT_OK;
     kopt_crc_begin_(&s->crc);
-    kopt_make_save_header_(expected, opt, kopt_format_of_list_(tensors, count), count, bytes);
+    if (!saves) *form = *opt;
+    kopt_make_save_header_(expected, form, kopt_format_of_list_(tensors, count), count, bytes);
     kopt_walk_bytes_(s, saves ? expected : h, KOPT_SAVE_HEADER_);
     if (!saves && s->result == KOPT_OK) {
         s->result = kopt_compare_headers_(h, expected);
-        *loaded = *opt;
-        if (kopt_check_save_header_(h, expected, loaded) != KOPT_OK) s->wrong = KOPT_ERROR_STATE;
+        if (kopt_check_save_header_(h, expected, form) != KOPT_OK) s->wrong = KOPT_ERROR_STATE;
     }
     for (i = 0; i < count && s->result == KOPT_OK; i++) {
         const kopt_tensor *t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t);
-        kopt_make_saved_header_(expected, saves ? opt : loaded, t->weight_format, t->id, t->n, t->first_index);
+        kopt_make_saved_header_(expected, form, t->weight_format, t->id, t->n, t->first_index);
         kopt_walk_bytes_(s, saves ? expected : found, KOPT_HEADER_);
         if (!saves && s->result == KOPT_OK) {
             if (s->wrong == KOPT_OK) s->wrong = kopt_compare_headers_(found, expected);
             if (s->wrong == KOPT_OK && kopt_bytes_differ_(found, expected, 0, KOPT_HEADER_))
                 s->wrong = KOPT_ERROR_STATE;
         }
-        end = kopt_state_arrays_(kopt_add_array_(array, (kopt_byte_ *)t->weight, t->n, l.weight_bytes), &l, t);
+        end = kopt_list_arrays_(kopt_add_array_(array, (kopt_byte_ *)t->weight, t->n, l.weight_bytes), &l, t);
         for (a = array; a != end; a++) kopt_walk_array_(s, a);
-        for (a = array + 1; walk == KOPT_LOADING_ && a < end; a++) { /* the padding of the arrays in the state block */
+        for (a = array + 1; walk == KOPT_LOADING_ && t->arrays == NULL && a < end; a++) { /* the padding in the block */
             const size_t size = a->n * a->bytes;
             memset(a->at + size, 0, kopt_round_up16_(size) - size);
         }
@@ -7987,10 +8182,11 @@ static void kopt_walk_checkpoint_(kopt_stream_ *s, kopt_walk_ walk, const kopt_o
 
 static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
     const uint64_t copies = l->rule == KOPT_RULE_RANGER ? 2 : 1; /* of weights and residuals */
-    const uint64_t moment = kopt_round_up4_(l->n * l->moment_bytes);
-    return KOPT_HEADER_ +
-           copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes)) +
-           (uint64_t)l->moment_count * (moment + (l->moment_format == KOPT_Q8 ? 4 * kopt_blocks_(l->n) : 0));
+    uint64_t size =
+        KOPT_HEADER_ + copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes));
+    int m;
+    for (m = 0; m < l->moment_count; m++) size += kopt_round_up4_(kopt_format_size(kopt_format_in_layout_(l, m), l->n));
+    return size;
 }
 
 /* Checks an optimizer and a list for all that is no step, and sums the bytes of its checkpoint. Without memory it does
@@ -8093,42 +8289,51 @@ KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor 
                                    const kopt_file *file) {
     uint64_t bytes;
     kopt_stream_ s;
+    kopt_optimizer form;
     const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
     if (result != KOPT_OK) return result;
     if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
     s.file = file;
-    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, NULL, NULL);
+    form = kopt_saved_form_(opt, 0);
+    kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, &form, NULL);
     return s.result;
 }
 
-KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                     const kopt_file *file) {
+/* kopt_load_from() after its checks, which need as much stack as this: in one function they would add up. */
+static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                                  const kopt_file *file, uint64_t bytes) {
     kopt_byte_ h[KOPT_SAVE_HEADER_];
     kopt_optimizer loaded;
-    uint64_t bytes;
     kopt_stream_ s;
     uint32_t checksum;
     size_t i;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
-    if (result != KOPT_OK) return result;
-    if (file == NULL || file->read == NULL) return KOPT_ERROR_NULL;
     s.file = file;
     kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result != KOPT_OK) return s.result;
     checksum = s.checksum;
     for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
-        if (kopt_layout_for_(opt, &tensors[i]).total != 0) memset(tensors[i].state, 0, 4);
+        if (tensors[i].arrays == NULL && kopt_layout_for_(opt, &tensors[i]).total != 0) memset(tensors[i].state, 0, 4);
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result == KOPT_ERROR_FILE) return s.result;
     if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
-    *opt = loaded;
+    *opt = kopt_saved_form_(&loaded, 1);
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t);
-        if (l.total != 0) kopt_make_header_((kopt_byte_ *)t->state, opt, t->weight_format, t->id, t->n, t->first_index);
+        if (t->arrays == NULL && l.total != 0)
+            kopt_make_header_((kopt_byte_ *)t->state, opt, t->weight_format, t->id, t->n, t->first_index);
         kopt_refresh_(&l, t, 0);
     }
     return KOPT_OK;
+}
+
+KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                     const kopt_file *file) {
+    uint64_t bytes;
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
+    if (result != KOPT_OK) return result;
+    if (file == NULL || file->read == NULL) return KOPT_ERROR_NULL;
+    return kopt_load_list_(opt, tensors, count, file, bytes);
 }
 
 /* ---- checkpoints: inspection ---- */
@@ -8145,8 +8350,7 @@ static kopt_result kopt_read_tensor_head_(kopt_head_ *head, const kopt_byte_ *h)
     const int saved = h[10];
     kopt_byte_ rounding, moments;
     kopt_layout_ l;
-    if (kopt_load_le32_(h) != KOPT_MAGIC_ || h[4] != KOPT_BLOCK_VERSION_ || h[10] > 1 || h[11] != 0 ||
-        !kopt_header_options_valid_(h))
+    if (kopt_load_le32_(h) != KOPT_MAGIC_ || h[4] != KOPT_BLOCK_VERSION_ || h[10] > 1 || !kopt_header_options_valid_(h))
         return KOPT_ERROR_STATE;
     memset(&head->t, 0, sizeof head->t);
     head->t.weight_format = (kopt_format)h[6];
@@ -8158,7 +8362,10 @@ static kopt_result kopt_read_tensor_head_(kopt_head_ *head, const kopt_byte_ *h)
     kopt_optimizer_from_header_(&head->opt, h, saved);
     kopt_make_variant_(&rounding, &moments, &head->opt, head->t.weight_format);
     /* does it contradict the rule or a format? */
-    if (h[7] != (rounding & (saved ? 255 : 15)) || h[9] != (moments & (saved ? 255 : 7))) return KOPT_ERROR_STATE;
+    if (h[7] != (rounding & (saved ? 255 : 15)) || h[9] != (moments & (saved ? 255 : 7)) ||
+        h[11] != kopt_second_byte_(head->opt.first_moment_format, head->opt.second_moment_format, moments & 7))
+        return KOPT_ERROR_STATE;
+    if (saved) head->opt = kopt_saved_form_(&head->opt, 1);
     if ((head->opt.nesterov && (moments & 7) == 0) || head->t.first_index >> 63 != 0) return KOPT_ERROR_STATE;
     l = kopt_layout_for_(&head->opt, &head->t);
     head->count = 1;
@@ -8174,11 +8381,11 @@ static kopt_result kopt_read_head_(kopt_head_ *head, const kopt_byte_ *h, size_t
     if (in_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (kopt_load_le32_(h) != KOPT_SAVE_MAGIC_) return kopt_read_tensor_head_(head, h);
     if (in_size < KOPT_SAVE_HEADER_) return KOPT_ERROR_SIZE;
-    if (h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || h[11] != 0 || !kopt_header_options_valid_(h))
-        return KOPT_ERROR_STATE;
+    if (h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
     kopt_optimizer_from_header_(&head->opt, h, 1);
     result = kopt_check_save_header_(h, expected, &head->opt);
     if (result != KOPT_OK) return result == KOPT_ERROR_OPTION ? result : KOPT_ERROR_STATE;
+    head->opt = kopt_saved_form_(&head->opt, 1);
     head->count = kopt_load_le64_(h + 16);
     head->size = kopt_load_le64_(h + 24);
     left = head->size - (KOPT_SAVE_HEADER_ + 4); /* bytes of the tensors; huge if it is below 0 */
@@ -8485,10 +8692,11 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
                                                        const kopt_closure *closure, kopt_step *step, int *skipped) {
     const int evaluates = closure != NULL && closure->evaluate != NULL;
     kopt_begun_ s;
+    kopt_layout_ last;
     kopt_result result = kopt_scaled_step_(scaler, opt, NULL, max_norm, &s); /* checks, before the closure writes */
     kopt_norm norm;
     if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, opt, 1);
-    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count, &last);
     if (result != KOPT_OK) return result;
     memset(&norm, 0, sizeof norm);
     if (evaluates) closure->evaluate(closure->user, scaler->scale);

@@ -109,7 +109,7 @@ typedef struct kopt_cuda_group {
     size_t count;
 } kopt_cuda_group;
 
-enum { KOPT_CUDA_KERNELS_ = 54 };
+enum { KOPT_CUDA_KERNELS_ = 55 };
 
 /* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep, on the host and in
    GPU memory, as long as you use the plan. */
@@ -141,11 +141,13 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byt
    and a capture needs no step before it. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, void *stream);
 
-/* For tensors that move: new addresses of weight, grad, state and copy of the tensors `first` to first + count - 1 of
-   the plan, in the order of its lists. Their contents move with them, but a gradient may be a new one. The call is a
-   launch for each 96 tensors, with the addresses as its arguments. Of the rest of the tensors only n and weight_format
-   are read. KOPT_ERROR_MISMATCH: they are not those of the plan, or a copy or a state is there where none was, or the
-   other way round. KOPT_ERROR_BOUNDS: there are no such tensors. */
+/* For tensors that move: new addresses of weight, grad, state, arrays and copy of the tensors `first` to
+   first + count - 1 of the plan, in the order of its lists. Their contents move with them, but a gradient may be a new
+   one. The call is a launch for each 96 tensors, or each 25 if one of them has arrays, with the addresses as its
+   arguments. Of the rest of the tensors only n and weight_format are read. KOPT_ERROR_MISMATCH: they are not those of
+   the plan, or a copy or a state is there where none was, or the other way round. KOPT_ERROR_OPTION: a tensor has
+   arrays where it had none, or the other way round, or both a block and arrays. KOPT_ERROR_BOUNDS: there are no such
+   tensors. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
                                                       const kopt_tensor *tensors, void *stream);
 
@@ -164,16 +166,17 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step(const kopt_cuda_plan *plan, void
 typedef struct kopt_cuda_options {
     int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_plan_measure())   */
     double max_norm;         /* > 0: clip the norm of all gradients together to it (needs kopt_cuda_plan_measure())   */
-    const float *lr;         /* NULL, or the device address of the learning rate of all groups                        */
+    const float *lr;         /* NULL, or the device address of the learning rate of all groups. An average has none:
+                                its decay is beta1, and kopt_cuda_plan_set_optimizer() changes it                     */
     const float *loss_scale; /* NULL, or the device address of a number that divides the gradients                    */
     const float *found_inf;  /* NULL, or the device address of a flag: if it is not zero, the step is skipped         */
 } kopt_cuda_options;
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                        void *stream);
 
-/* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, moment format, roundings, stable
-   and the number of moments must stay the same; otherwise KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU counts the
-   steps. */
+/* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, formats of moments, roundings,
+   stable and the number of moments must stay the same; otherwise KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU counts
+   the steps. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
                                                          const kopt_optimizer *opt, void *stream);
 
@@ -212,26 +215,26 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_measure(const kopt_cuda_plan *plan, v
    kopt_cuda_plan_step(). words may be NULL. */
 KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t *words);
 
-/* ---- STATE: blocks on the GPU. They are those of kahan_opt.h, byte for byte. All pointers in a tensor are device
-        addresses -------------------------------------------------------------------------------------------------- */
+/* ---- STATE: blocks, or arrays of the caller, on the GPU. They are those of kahan_opt.h, byte for byte. All pointers
+        in a tensor are device addresses, but t.arrays is a struct in host memory: those in it are device addresses - */
 
-/* kopt_state_init() on device memory: the same blocks, weights and copies, and the same errors. weights is NULL or
+/* kopt_state_init() on device memory: the same states, weights and copies, and the same errors. weights is NULL or
    the device address of kopt_list_length() fp32 values. KOPT_ERROR_CAPTURE: each replay would erase the moments. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                                  const float *weights, void *stream);
 
 /* Checkpoints are made on the host, by kopt_save(), of tensors in host memory that have the same weight_format, n, id
-   and first_index. kopt_cuda_state_save() copies weights and state block of t to such a tensor, and the number of steps
-   that its group has begun to opt->step. The copies are complete when the stream has come that far
-   (cudaStreamSynchronize); with page-locked memory the host does not wait for them. KOPT_ERROR_BOUNDS: there is no such
-   group. */
+   and first_index, and arrays if t has arrays, otherwise a block (KOPT_ERROR_OPTION). kopt_cuda_state_save() copies
+   weights and state of t to such a tensor, and the number of steps that its group has begun to opt->step. The copies
+   are complete when the stream has come that far (cudaStreamSynchronize); with page-locked memory the host does not
+   wait for them. KOPT_ERROR_BOUNDS: there is no such group. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, kopt_optimizer *opt,
                                                  const kopt_tensor *t, const kopt_tensor *host, void *stream);
 
 /* The other way round, in place of kopt_cuda_state_init(), after kopt_load() has filled the tensors on the host: checks
-   the block of the tensor, copies weights and block to t and sets t->copy to the weights. Then build a plan, which
+   the state of the tensor, copies weights and state to t and sets t->copy to the weights. Then build a plan, which
    begins at opt->step; a plan that exists already needs kopt_cuda_plan_set_optimizer() and kopt_cuda_plan_set_step().
-   KOPT_ERROR_CAPTURE: each replay would load the block again. */
+   KOPT_ERROR_CAPTURE: each replay would load the state again. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_load(const kopt_optimizer *opt, const kopt_tensor *t,
                                                  const kopt_tensor *host, void *stream);
 
@@ -323,8 +326,8 @@ typedef struct kopt_cuda_control_ {
    one thread steps an octet at a time. Except with 8-bit moments, where pad is 0, the position of an element is
    congruent to its global index modulo 256, so the 8 elements of an octet share one Philox block. */
 typedef struct __align__(16) kopt_cuda_tensor_ {
-    kopt_byte_ *weight, *grad, *copy, *state, *residual, *moment[4], *slow, *slow_residual;
-    uint64_t scale;    /* of 8-bit moments: where the scales are after the codes */
+    kopt_byte_ *weight, *grad, *copy, *state; /* state: NULL with arrays of the caller */
+    kopt_byte_ *residual, *moment[4], *scale[4], *slow, *slow_residual;
     uint64_t pad, end; /* position of the first element, and the position after the last */
     uint64_t first;    /* global index of position 0, modulo 2^64 */
     uint64_t complete; /* an octet is complete if the index of its first element, modulo 2^64, is below this */
@@ -332,8 +335,9 @@ typedef struct __align__(16) kopt_cuda_tensor_ {
     /* base_scale is rate_scale without StableAdamW's factor, which changes with each step. */
     float rate_scale, base_scale;
     uint32_t ratio_plus_1; /* StableAdamW: index of its norm + 1, or 0 */
-    uint8_t weight_format, grad_format, copy_format, weight_size, residual_size, moment_size;
-    uint8_t wide; /* all arrays are aligned for vector loads */
+    uint8_t weight_format, grad_format, copy_format, weight_size, residual_size, moment_size[4];
+    uint8_t arrays; /* its state is in arrays of the caller */
+    uint8_t wide;   /* all arrays are aligned for vector loads */
 } kopt_cuda_tensor_;
 
 typedef struct kopt_cuda_arguments_ {
@@ -473,33 +477,34 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_number_(uint32_t word, int half, uint32_t multi
 
 /* ---- elements: any kind, any value, any alignment ---- */
 
-/* The kind of a step. 8-bit moments count as fp32, because they are stepped in fp32. */
+/* The kind of a step. */
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_begun_ *s) {
     const int adam = s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER; /* as in kopt_kind_of_() */
     kopt_kind_ kind;
     kind.rule = adam ? KOPT_RULE_ADAM : s->rule;
     kind.weight = (kopt_format)t->weight_format;
     kind.grad = (kopt_format)t->grad_format;
-    kind.moment = s->moment_format == KOPT_Q8 ? KOPT_F32 : s->moment_format;
+    kind.first = s->moment_count == 0 ? KOPT_F32 : s->first_moment_format;
+    kind.second = s->moment_count == 0 ? KOPT_F32 : s->second_moment_format;
     kind.rounding = s->rounding;
     kind.moment_rounding = s->moment_rounding;
     kind.residual_rounding = s->residual_rounding;
     kind.moment_count = s->moment_count;
     kind.nesterov = s->nesterov;
-    kind.buffered = s->moment_format == KOPT_Q8;
     return kind;
 }
 
 /* The address, and the bits, of the scale of element i's block. */
 KOPT_CUDA_FN_ kopt_byte_ *kopt_cuda_scale_at_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
-    return t->moment[m] + t->scale + (i >> 8) * 4;
+    return t->scale[m] + (i >> 8) * 4;
 }
 
 /* Moment m of element i in its word; of 8-bit moments as fp32, and of a mean of squares their root. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_load_moment_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int m, uint64_t i) {
+    const kopt_format format = kopt_moment_format_(kind, m);
     float y;
-    if (!kind.buffered)
-        return kopt_cuda_load_one_(t->moment[m] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment));
+    if (format != KOPT_Q8)
+        return kopt_cuda_load_one_(t->moment[m] + i * kopt_bytes_of_(format), kopt_bytes_of_(format));
     y = kopt_decode_q8_cuda_(kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->moment[m] + i, 1), 1),
                              kopt_is_square_(kind.rule, m));
     KOPT_OPAQUE_FLOAT_(y); /* see kopt_decode_number_ */
@@ -549,8 +554,8 @@ KOPT_CUDA_FN_ uint4 kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ ki
     }
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
-        if (m < kind.moment_count && !kind.buffered)
-            kopt_cuda_store_one_(t->moment[m] + i * kopt_bytes_of_(kind.moment), kopt_bytes_of_(kind.moment),
+        if (m < kind.moment_count && kopt_moment_format_(kind, m) != KOPT_Q8)
+            kopt_cuda_store_one_(t->moment[m] + i * kopt_moment_bytes_(kind, m), kopt_moment_bytes_(kind, m),
                                  e.moment[m]);
     if (k.zero_grad) kopt_cuda_store_one_(t->grad + i * grad_size, grad_size, 0);
     return make_uint4(e.moment[0], e.moment[1], e.moment[2], e.moment[3]);
@@ -569,7 +574,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_code_(const kopt_cuda_tensor_ *t, kopt_kind_ 
 }
 
 /* ---- octets: the arithmetic of vectors, in registers. If one of its numbers is special (docs/numerics.md, section 2),
-        nothing is stored, and the octet is stepped element by element ---- */
+        nothing is stored, and the octet is stepped element by element. All moments have the format kind.first ---- */
 
 /* An octet of each array, packed as in memory; gradients, and 8-bit moments once they are decoded, as fp32. Lookahead
    has two moments: its slow weights and their residuals are in place of the others. */
@@ -634,8 +639,7 @@ KOPT_CUDA_FN_ void kopt_cuda_widen_all_(uint32_t x[8], kopt_format format) {
 /* Loads an octet of each array, all before it uses the first; 8-bit moments as codes. */
 KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind, uint64_t i,
                                        int sync) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight),
-                 moment_size = kind.buffered ? 1 : kopt_bytes_of_(kind.moment);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.first);
     const size_t residual_size = kopt_cuda_residual_size_(kind);
     int m;
     kopt_cuda_load_octet_(x->weight, t->weight, i, weight_size);
@@ -644,7 +648,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tens
     for (m = 0; m < 4; m++)
         if (m < kind.moment_count) {
             kopt_cuda_load_octet_(x->moment[m], t->moment[m], i, moment_size);
-            if (kind.buffered) kopt_cuda_load_words_(x->scale + m, kopt_cuda_scale_at_(t, m, i), 4);
+            if (kind.first == KOPT_Q8) kopt_cuda_load_words_(x->scale + m, kopt_cuda_scale_at_(t, m, i), 4);
         }
     if (sync) {
         kopt_cuda_load_octet_(x->moment[2], t->slow, i, weight_size);
@@ -666,13 +670,14 @@ KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tens
 /* Stores them, but not 8-bit moments. */
 KOPT_CUDA_FN_ void kopt_cuda_store_all_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g,
                                         kopt_kind_ kind, uint64_t i, int copies, int sync) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.first);
     const size_t residual_size = kopt_cuda_residual_size_(kind);
     uint32_t other[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int m, q;
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
-        if (m < kind.moment_count && !kind.buffered) kopt_cuda_store_octet_(t->moment[m], i, moment_size, x->moment[m]);
+        if (m < kind.moment_count && kind.first != KOPT_Q8)
+            kopt_cuda_store_octet_(t->moment[m], i, moment_size, x->moment[m]);
     if (g->k.zero_grad) kopt_cuda_store_octet_(t->grad, i, t->grad_format == KOPT_F32 ? 4 : 2, other);
     if (g->k.moments_only) return;
     kopt_cuda_store_octet_(t->weight, i, weight_size, x->weight);
@@ -698,7 +703,8 @@ KOPT_CUDA_FN_ void kopt_cuda_store_all_(kopt_cuda_octet_ *x, const kopt_cuda_ten
 enum {
     KOPT_CUDA_ADAM_, /* Adam with two moments, whose moments and compensations are rounded stochastically */
     KOPT_CUDA_FEW_,  /* at most two moments, and nothing but weights, residuals and moments is stored */
-    KOPT_CUDA_ANY_   /* all steps */
+    KOPT_CUDA_ANY_,  /* all steps */
+    KOPT_CUDA_MIXED_ /* all steps, with moments of two formats: element by element, and no format is constant */
 };
 
 /* The scalars of a step for octets, with the rates of a tensor. */
@@ -726,10 +732,11 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
 template <int PAIRS>
 KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, const kopt_scalars_octet_ *k,
                                         uint32_t w[4], uint32_t multiplier) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.moment);
+    const kopt_format format = kopt_unbuffered_(kind.first);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(format);
     const size_t residual_size = kopt_cuda_residual_size_(kind);
     const kopt_constants_octet_ c = kopt_make_constants_octet_();
-    uint32_t largest[2] = {0, 0}, *const largest_moment = kind.moment == kind.weight ? largest : largest + 1;
+    uint32_t largest[2] = {0, 0}, *const largest_moment = format == kind.weight ? largest : largest + 1;
     int pair, m, half;
     KOPT_UNROLL_PAIRS_
     for (pair = 0; pair < 4; pair++) {
@@ -747,7 +754,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
                 const kopt_vf32_octet_ stored =
                     m >= kind.moment_count
                         ? 0
-                        : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), kind.moment);
+                        : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), format);
                 h.moments.x[m] = kopt_stores_root_(kind, m) ? kopt_mul_octet_(stored, stored) : stored;
             }
             update =
@@ -764,10 +771,10 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
             KOPT_UNROLL_
             for (m = 0; m < 4; m++) {
                 const kopt_vf32_octet_ new_value = kopt_stores_root_(kind, m) ? h.moments.root[m] : h.moments.x[m];
-                moment[m][half] = kind.buffered              ? new_value
-                                  : kind.moment == KOPT_F32  ? kopt_flush_f32_octet_(new_value)
-                                  : kind.moment == KOPT_BF16 ? kopt_flush_octet_(h.u[m])
-                                                             : h.u[m];
+                moment[m][half] = kind.first == KOPT_Q8     ? new_value
+                                  : kind.first == KOPT_F32  ? kopt_flush_f32_octet_(new_value)
+                                  : kind.first == KOPT_BF16 ? kopt_flush_octet_(h.u[m])
+                                                            : h.u[m];
             }
             residual[half] = 0;
             if (kind.weight == KOPT_F32) {
@@ -800,7 +807,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
         kopt_cuda_rotate_(w, 2);
     }
     if (kind.weight != KOPT_F32 && largest[0] > (kind.weight == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
-    if (kind.moment != KOPT_F32 && largest[1] > (kind.moment == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
+    if (format != KOPT_F32 && largest[1] > (format == KOPT_BF16 ? 0x7F7EFFFFu : 0x477FDFFFu)) return 0;
     return 1;
 }
 
@@ -854,7 +861,7 @@ KOPT_CUDA_FN_ void kopt_cuda_push_(uint32_t x[8], uint32_t a) {
     x[7] = a;
 }
 
-/* Scales and codes of the new moments of a block. By all lanes of a warp. whole: the lane's octet is complete and
+/* Scales and codes of the new 8-bit moments of a block. By all lanes of a warp. whole: the lane's octet is complete and
    aligned, and has one Philox block; otherwise its codes are stored one by one. */
 template <int PAIRS>
 KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g,
@@ -866,7 +873,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
     KOPT_UNROLL_
     for (m = 0; m < 4; m++) {
         uint32_t largest = 0;
-        if (m >= kind.moment_count) continue;
+        if (m >= kind.moment_count || kopt_moment_format_(kind, m) != KOPT_Q8) continue;
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) largest = max(largest, x->moment[m][q] & 0x7FFFFFFFu);
         for (q = 16; q > 0; q >>= 1) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, q));
@@ -875,7 +882,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
     __syncwarp(); /* all lanes have read the old scales, which lane 0 overwrites now */
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
-        if (m < kind.moment_count && (threadIdx.x & 31) == 0)
+        if (m < kind.moment_count && kopt_moment_format_(kind, m) == KOPT_Q8 && (threadIdx.x & 31) == 0)
             kopt_cuda_store_one_(kopt_cuda_scale_at_(t, m, i), 4, scale[m]);
     if (whole) {
         KOPT_UNROLL_
@@ -893,7 +900,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
     for (q = 0; q < 8; q++) {
         KOPT_UNROLL_
         for (m = 0; m < 4; m++) {
-            if (m >= kind.moment_count || i + (uint64_t)q >= n) continue;
+            if (m >= kind.moment_count || kopt_moment_format_(kind, m) != KOPT_Q8 || i + (uint64_t)q >= n) continue;
             kopt_cuda_store_code_(t, kind, &key, i + (uint64_t)q, m, x->moment[m][0], scale[m]);
             kopt_cuda_push_(x->moment[m], 0);
         }
@@ -905,9 +912,9 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
 template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g) {
     kopt_kind_ kind = kopt_cuda_kind_(t, &g->step);
+    if (HOW == KOPT_CUDA_MIXED_) return kind;
     kind.weight = (kopt_format)WEIGHT;
-    kind.moment = MOMENT == KOPT_Q8 ? KOPT_F32 : (kopt_format)MOMENT;
-    kind.buffered = MOMENT == KOPT_Q8;
+    kind.first = kind.second = (kopt_format)MOMENT;
     if (HOW == KOPT_CUDA_ANY_) return kind;
     kind.rounding = (kopt_rounding)ROUNDING;
     if (HOW == KOPT_CUDA_FEW_) {
@@ -923,21 +930,24 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const ko
     return kind;
 }
 
-/* Steps an octet if it is complete and aligned, and all its numbers are ordinary; if not, returns 0. With 8-bit moments
-   it steps every octet; all lanes of the warp must call it. w: the Philox block of the octet before in this task. */
+/* Steps an octet if it is complete and aligned, and all its numbers are ordinary; if not, or if formats are mixed,
+   returns 0. With 8-bit moments it steps every octet; all lanes of the warp must call it. w: the Philox block of the
+   octet before in this task. */
 template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
 KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index, uint64_t position, uint32_t w[4]) {
-    enum { ANY = HOW == KOPT_CUDA_ANY_, PAIRS = ANY ? 1 : 4, Q8 = MOMENT == KOPT_Q8 };
+    enum { MIXED = HOW == KOPT_CUDA_MIXED_, ANY = HOW == KOPT_CUDA_ANY_ || MIXED };
+    enum { PAIRS = ANY ? 1 : 4, Q8 = MOMENT == KOPT_Q8 };
     const kopt_cuda_tensor_ *t = a->tensors + index;
     const kopt_cuda_group_ *g = a->groups + t->group;
     const uint64_t i = position - t->pad, e = t->first + position;
     const uint32_t multiplier = kopt_random_multiplier_(e);
     const int begins = (position & (a->width - 256)) == 0;
-    const int whole = i < t->complete && t->wide && (!Q8 || (e & 7) == 0);
+    const int whole = !MIXED && i < t->complete && t->wide && (!Q8 || (e & 7) == 0);
     kopt_kind_ kind = kopt_cuda_kind_in_<WEIGHT, MOMENT, ROUNDING, HOW>(t, g);
     kopt_cuda_octet_ x;
     int done = 0, sync = 0, m, q;
-    if ((begins || (e & 2047) < 256) && (kopt_needs_random_(kind) || (Q8 && kind.moment_rounding == KOPT_STOCHASTIC))) {
+    if (MIXED && kind.first != KOPT_Q8 && kind.second != KOPT_Q8) return 0;
+    if (!MIXED && (begins || (e & 2047) < 256) && kopt_needs_random_(kind)) {
         const kopt_philox_key_ key = kopt_cuda_key_(t, g);
         kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
     }
@@ -1029,7 +1039,7 @@ __launch_bounds__(KOPT_THREADS_,
     }
 }
 
-/* The kernels, X(weights, moments, rounding, how). A tensor takes the first that fits. */
+/* The kernels, X(weights, moments, rounding, how). A tensor takes the first that fits; the last one takes the rest. */
 #define KOPT_CUDA_ROUNDINGS_(X, weight, moment, how) \
     X(weight, moment, KOPT_KAHAN, how)               \
     X(weight, moment, KOPT_EXACT, how)               \
@@ -1052,7 +1062,8 @@ __launch_bounds__(KOPT_THREADS_,
     X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_FEW_)            \
     KOPT_CUDA_MOMENTS_(X, KOPT_F32)                                \
     KOPT_CUDA_MOMENTS_(X, KOPT_BF16)                               \
-    KOPT_CUDA_MOMENTS_(X, KOPT_FP16)
+    KOPT_CUDA_MOMENTS_(X, KOPT_FP16)                               \
+    X(KOPT_BF16, KOPT_Q8, -1, KOPT_CUDA_MIXED_)
 #endif
 
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group
@@ -1382,7 +1393,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
                                            uint32_t thread, uint32_t column) {
     const kopt_cuda_tensor_ *const t = a->tensors + index;
     const kopt_cuda_group_ *const g = a->groups + t->group;
-    const kopt_format format = g->step.moment_format;
+    const kopt_format format = g->step.second_moment_format;
     const int rooted = format == KOPT_Q8 || format == KOPT_FP16;
     const uint64_t n = t->end - t->pad;
     const uint64_t i = (uint64_t)round * KOPT_ROUND_ + (thread >> 5) * 512 + 8 * (thread & 31);
@@ -1393,7 +1404,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
             kopt_cuda_load_octet_(p[half].grad, t->grad, i + 256 * half, kopt_bytes_of_((kopt_format)t->grad_format));
-            kopt_cuda_load_octet_(p[half].v, t->moment[1], i + 256 * half, t->moment_size);
+            kopt_cuda_load_octet_(p[half].v, t->moment[1], i + 256 * half, t->moment_size[1]);
             if (format == KOPT_Q8) kopt_cuda_load_words_(&p[half].scale, kopt_cuda_scale_at_(t, 1, i + 256 * half), 4);
         }
         KOPT_UNROLL_
@@ -1486,43 +1497,59 @@ static KOPT_HOST_DEVICE_ int kopt_cuda_aligned_(const void *p, uint64_t lead, si
     return size == 0 || p == NULL || ((uintptr_t)p + lead * size) % (size == 1 ? 8 : 16) == 0;
 }
 
-/* Gives a tensor these arrays. residual, moment, slow and slow_residual keep their places in the state. */
-static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *weight, void *grad, void *state,
-                                               void *copy) {
+/* The addresses of a tensor: weight, grad, state, copy and, if it has arrays of the caller, KOPT_ARRAYS_ of these. */
+enum { KOPT_CUDA_ADDRESSES_ = 4 + KOPT_ARRAYS_ };
+static void kopt_cuda_addresses_(void **to, const kopt_tensor *t) {
+    const kopt_state_arrays *const a = t->arrays;
+    int m;
+    to[0] = t->weight;
+    to[1] = t->grad;
+    to[2] = t->state;
+    to[3] = t->copy;
+    if (a == NULL) return;
+    for (m = 0; m < 4; m++) to[4 + m] = a->moment[m];
+    for (m = 0; m < 4; m++) to[8 + m] = a->scale[m];
+    to[12] = a->residual;
+    to[13] = a->slow;
+    to[14] = a->slow_residual;
+}
+
+/* Gives a tensor these addresses. The arrays that it has keep their places in a block. */
+static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *const *to) {
     const uint64_t lead = (8 - (t->pad & 7)) & 7;
-    kopt_byte_ **const inside[] = {&t->residual,  &t->moment[0], &t->moment[1],    &t->moment[2],
-                                   &t->moment[3], &t->slow,      &t->slow_residual};
-    size_t size[] = {t->residual_size, t->moment_size, t->moment_size,  t->moment_size,
-                     t->moment_size,   t->weight_size, t->residual_size};
+    kopt_byte_ **const inside[] = {&t->moment[0], &t->moment[1], &t->moment[2],    &t->moment[3],
+                                   &t->scale[0],  &t->scale[1],  &t->scale[2],     &t->scale[3],
+                                   &t->residual,  &t->slow,      &t->slow_residual};
+    const size_t size[] = {t->moment_size[0], t->moment_size[1], t->moment_size[2], t->moment_size[3], 0, 0, 0, 0,
+                           t->residual_size,  t->weight_size,    t->residual_size};
     int wide, i;
-    t->weight = (kopt_byte_ *)weight;
-    t->grad = (kopt_byte_ *)grad;
-    t->copy = (kopt_byte_ *)copy;
-    wide = kopt_cuda_aligned_(weight, lead, t->weight_size) &&
-           kopt_cuda_aligned_(grad, lead, t->grad_format == KOPT_F32 ? 4 : 2) &&
-           kopt_cuda_aligned_(copy, lead, t->copy_format == KOPT_F32 ? 4 : 2);
-    for (i = 0; i < 7; i++) {
-        if (*inside[i] != NULL) *inside[i] = (kopt_byte_ *)state + (*inside[i] - t->state);
+    t->weight = (kopt_byte_ *)to[0];
+    t->grad = (kopt_byte_ *)to[1];
+    t->copy = (kopt_byte_ *)to[3];
+    wide = kopt_cuda_aligned_(t->weight, lead, t->weight_size) &&
+           kopt_cuda_aligned_(t->grad, lead, t->grad_format == KOPT_F32 ? 4 : 2) &&
+           kopt_cuda_aligned_(t->copy, lead, t->copy_format == KOPT_F32 ? 4 : 2);
+    for (i = 0; i < KOPT_ARRAYS_; i++) {
+        if (*inside[i] != NULL)
+            *inside[i] = t->arrays ? (kopt_byte_ *)to[4 + i] : (kopt_byte_ *)to[2] + (*inside[i] - t->state);
         wide = wide && kopt_cuda_aligned_(*inside[i], lead, size[i]);
     }
-    t->state = (kopt_byte_ *)state;
+    for (i = 0; i < 4; i++) wide = wide && ((uintptr_t)t->scale[i] & 3) == 0;
+    t->state = (kopt_byte_ *)to[2];
     t->wide = (uint8_t)wide;
 }
 
-enum { KOPT_CUDA_MOVES_ = 96 }; /* they fit into the arguments of one launch */
+enum { KOPT_CUDA_MOVES_ = 96 }; /* tensors without arrays, whose addresses fit into the arguments of one launch */
 typedef struct kopt_cuda_moves_ {
     kopt_cuda_tensor_ *tensors;
-    const uint32_t *slots; /* where the tensors of the list are in the order of their kernels */
-    uint32_t first, count;
-    struct {
-        void *weight, *grad, *state, *copy;
-    } to[KOPT_CUDA_MOVES_];
+    const uint32_t *slots;         /* where the tensors of the list are in the order of their kernels */
+    uint32_t first, count, stride; /* stride: addresses of each tensor, 4 or KOPT_CUDA_ADDRESSES_ */
+    void *to[4 * KOPT_CUDA_MOVES_];
 } kopt_cuda_moves_;
 
 static __global__ void kopt_cuda_move_kernel_(const kopt_cuda_moves_ m) {
     const uint32_t i = threadIdx.x;
-    if (i < m.count)
-        kopt_cuda_place_(m.tensors + m.slots[m.first + i], m.to[i].weight, m.to[i].grad, m.to[i].state, m.to[i].copy);
+    if (i < m.count) kopt_cuda_place_(m.tensors + m.slots[m.first + i], m.to + i * m.stride);
 }
 
 /* ---- accumulation: a step of SGD whose weights are the sums. The rate is 1, and the scale is negated ---- */
@@ -1548,7 +1575,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
     kopt_kind_ kind = kopt_cuda_kind_(t, &a.step);
     uint64_t position = 8 * ((uint64_t)blockIdx.x * KOPT_THREADS_ + threadIdx.x);
     if (a.counts != NULL && (number == 0 || count == 0xFFFFFFFFu)) return;
-    kind.weight = kind.moment = (kopt_format)WEIGHT;
+    kind.weight = kind.first = kind.second = (kopt_format)WEIGHT;
     kind.moment_count = 0;
     if (ROUNDING >= 0) kind.rounding = (kopt_rounding)ROUNDING;
     for (; position < t->end; position += (uint64_t)gridDim.x * 8 * KOPT_THREADS_) {
@@ -1751,15 +1778,16 @@ static void (*const kopt_cuda_sum_kernels_[])(kopt_cuda_accumulation_) = {
 /* The number of the first kernel that fits. */
 static uint32_t kopt_cuda_kernel_of_(const kopt_optimizer *opt, kopt_format weight, int copies) {
     const int moments = kopt_moments_(opt), f32 = weight == KOPT_F32;
-    const kopt_format moment = moments == 0 ? weight : opt->moment_format;
+    const int mixed = moments > 1 && opt->first_moment_format != opt->second_moment_format;
+    const kopt_format moment = moments == 0 ? weight : opt->first_moment_format;
     const kopt_rounding rounding = f32 ? KOPT_NEAREST : opt->rounding;
     const int few = moments <= 2 && opt->rule != KOPT_RULE_RANGER && opt->rule != KOPT_RULE_EMA && (!copies || f32);
     const int adam = few && opt->rule == KOPT_RULE_ADAM && (f32 || opt->residual_rounding == KOPT_STOCHASTIC) &&
                      (moment == KOPT_F32 || opt->moment_rounding == KOPT_STOCHASTIC);
     const kopt_cuda_kernel_ *k = kopt_cuda_kernels_;
-    while (k->weight != (int)weight || k->moment != (int)moment ||
-           (k->how != KOPT_CUDA_ANY_ && k->rounding != (int)rounding) ||
-           !(k->how == KOPT_CUDA_ANY_ || (k->how == KOPT_CUDA_FEW_ ? few : adam)))
+    while (k->how != KOPT_CUDA_MIXED_ && (mixed || k->weight != (int)weight || k->moment != (int)moment ||
+                                          (k->how != KOPT_CUDA_ANY_ && k->rounding != (int)rounding) ||
+                                          !(k->how == KOPT_CUDA_ANY_ || (k->how == KOPT_CUDA_FEW_ ? few : adam))))
         k++;
     return (uint32_t)(k - kopt_cuda_kernels_);
 }
@@ -1830,22 +1858,26 @@ static void kopt_cuda_span_(kopt_cuda_tensor_ *d, uint64_t first_index, uint64_t
 
 static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt, const kopt_tensor *t) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t);
-    const int moments = kopt_moments_(opt), blocks = moments > 0 && opt->moment_format == KOPT_Q8;
-    kopt_byte_ *const state = (kopt_byte_ *)t->state;
+    void *to[KOPT_CUDA_ADDRESSES_];
     kopt_environment_ environment;
-    int m;
+    kopt_job_ a;
+    int blocks = 0, m;
+    kopt_place_state_(&a, &layout, t);
     d->weight_format = (uint8_t)t->weight_format;
     d->weight_size = (uint8_t)layout.weight_bytes;
     d->residual_size = (uint8_t)layout.residual_bytes;
-    d->moment_size = (uint8_t)kopt_bytes_of_(opt->moment_format);
-    d->state = state;
-    if (state != NULL) {
-        for (m = 0; m < moments; m++) d->moment[m] = state + layout.moment[m];
-        if (d->residual_size != 0) d->residual = state + layout.residual;
-        if (opt->rule == KOPT_RULE_RANGER) d->slow = state + layout.slow;
-        if (opt->rule == KOPT_RULE_RANGER && d->residual_size != 0) d->slow_residual = state + layout.slow_residual;
+    d->state = (kopt_byte_ *)t->state;
+    d->arrays = t->arrays != NULL;
+    for (m = 0; m < layout.moment_count; m++) {
+        const kopt_format format = kopt_format_in_layout_(&layout, m);
+        d->moment[m] = a.moment[m];
+        d->moment_size[m] = (uint8_t)kopt_bytes_of_(format);
+        if (kopt_has_scales_(format)) d->scale[m] = kopt_scale_of_(&a, m);
+        blocks |= format == KOPT_Q8;
     }
-    d->scale = blocks ? layout.scale : 0;
+    if (d->residual_size != 0) d->residual = a.residual;
+    if (opt->rule == KOPT_RULE_RANGER) d->slow = a.slow;
+    if (opt->rule == KOPT_RULE_RANGER && d->residual_size != 0) d->slow_residual = a.slow_residual;
     kopt_enter_(&environment);
     d->rate_scale = d->base_scale = kopt_is_zero_(t->rate_scale) ? 1 : kopt_to_float_(t->rate_scale);
     kopt_leave_(&environment);
@@ -1854,7 +1886,8 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
     d->copy_format = (uint8_t)(t->copy == NULL ? KOPT_F32 : t->copy_format);
     /* 8-bit moments: blocks are counted from the tensor's first element, whatever its global index is. */
     kopt_cuda_span_(d, t->first_index, t->n, blocks ? 0 : 255);
-    kopt_cuda_place_(d, t->weight, t->grad, t->state, t->copy);
+    kopt_cuda_addresses_(to, t);
+    kopt_cuda_place_(d, to);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
@@ -2052,18 +2085,25 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, vo
 static kopt_result kopt_cuda_check_moves_(const kopt_cuda_plan *plan, size_t first, size_t count,
                                           const kopt_tensor *tensors) {
     const kopt_cuda_arguments_ a = kopt_cuda_arguments_at_(plan, plan->bytes);
+    kopt_result result = KOPT_OK;
     size_t i;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     if (first > plan->tensors_ || count > plan->tensors_ - first) return KOPT_ERROR_BOUNDS;
-    for (i = 0; i < count; i++) {
+    for (i = 0; i < count && result == KOPT_OK; i++) {
         const kopt_tensor *const t = &tensors[i];
         const kopt_cuda_tensor_ *const old = &a.tensors[a.first_round[plan->tensors_ + first + i]];
+        kopt_layout_ layout;
         if (t->n != 0 && (t->weight == NULL || t->grad == NULL)) return KOPT_ERROR_NULL;
+        if ((t->arrays != NULL) != old->arrays) return KOPT_ERROR_OPTION;
         if (t->n != old->end - old->pad || (uint8_t)t->weight_format != old->weight_format ||
-            (t->copy == NULL) != (old->copy == NULL) || (t->state == NULL) != (old->state == NULL))
+            (t->copy == NULL) != (old->copy == NULL) ||
+            (t->arrays == NULL && (t->state == NULL) != (old->state == NULL)))
             return KOPT_ERROR_MISMATCH;
+        if (t->arrays == NULL) continue;
+        layout = kopt_layout_for_(&a.groups[old->group].opt, t);
+        result = kopt_check_arrays_(t, &layout);
     }
-    return KOPT_OK;
+    return result;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
@@ -2076,17 +2116,15 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan,
     result = kopt_cuda_check_moves_(plan, first, count, tensors);
     m.tensors = a.tensors;
     m.slots = a.first_round + plan->tensors_;
+    m.stride = 4;
+    for (i = 0; i < count && result == KOPT_OK; i++)
+        if (tensors[i].arrays != NULL) m.stride = KOPT_CUDA_ADDRESSES_;
     for (i = 0; i < count && result == KOPT_OK; i += m.count) {
         uint32_t k;
         m.first = (uint32_t)(first + i);
-        m.count = KOPT_CUDA_MOVES_;
+        m.count = 4 * KOPT_CUDA_MOVES_ / m.stride;
         if (count - i < m.count) m.count = (uint32_t)(count - i);
-        for (k = 0; k < m.count; k++) {
-            m.to[k].weight = tensors[i + k].weight;
-            m.to[k].grad = tensors[i + k].grad;
-            m.to[k].state = tensors[i + k].state;
-            m.to[k].copy = tensors[i + k].copy;
-        }
+        for (k = 0; k < m.count; k++) kopt_cuda_addresses_(m.to + k * m.stride, &tensors[i + k]);
         result = kopt_cuda_launch_(kopt_cuda_move_kernel_, m, 1, KOPT_CUDA_MOVES_, stream);
     }
     return kopt_cuda_end_(plan, result, stream);
@@ -2106,7 +2144,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan
 
 /* May an optimizer take the place of another one in a plan? */
 static int kopt_cuda_same_kind_(const kopt_optimizer *a, const kopt_optimizer *b) {
-    return a->rule == b->rule && a->rounding == b->rounding && a->moment_format == b->moment_format &&
+    return a->rule == b->rule && a->rounding == b->rounding && a->first_moment_format == b->first_moment_format &&
+           (kopt_moments_(a) < 2 || a->second_moment_format == b->second_moment_format) &&
            a->moment_rounding == b->moment_rounding && a->residual_rounding == b->residual_rounding &&
            kopt_moments_(a) == kopt_moments_(b) && kopt_cuda_stable_(a) == kopt_cuda_stable_(b);
 }
@@ -2153,14 +2192,23 @@ KOPT_CUDA_API_ kopt_norm *kopt_cuda_plan_norm(const kopt_cuda_plan *plan, size_t
     return a.control == NULL ? NULL : &a.control->norm;
 }
 
+/* Lists the weights of a tensor and its state: a block as one piece, or its arrays. Returns the end of the list. */
+static kopt_array_ *kopt_cuda_pieces_(kopt_array_ *to, const kopt_layout_ *l, const kopt_tensor *t) {
+    to = kopt_add_array_(to, (kopt_byte_ *)t->weight, l->n, l->weight_bytes);
+    if (t->arrays != NULL) return kopt_list_arrays_(to, l, t);
+    return kopt_add_array_(to, (kopt_byte_ *)t->state, l->total, l->total != 0);
+}
+
 /* Initializes one tensor, which is checked. */
 static kopt_result kopt_cuda_init_tensor_(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
                                           void *stream) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t);
+    kopt_array_ array[1 + KOPT_ARRAYS_], *a, *const end = kopt_cuda_pieces_(array, &layout, t);
     kopt_cuda_init_ k = {};
     kopt_result result = KOPT_OK;
     if (t->n == 0) return result;
-    if (layout.total != 0) result = kopt_cuda_clear_memory_(t->state, layout.total, stream);
+    for (a = array + 1; a != end && result == KOPT_OK; a++)
+        result = kopt_cuda_clear_memory_(a->at, a->n * a->bytes, stream);
     if (result != KOPT_OK) return result;
     kopt_cuda_describe_(&k.tensor, opt, t);
     k.weights = (const kopt_byte_ *)weights;
@@ -2187,6 +2235,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_init(const kopt_optimizer *opt, const
 /* Does the host have a tensor of the same description? */
 static kopt_result kopt_cuda_check_twin_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
                                          const kopt_tensor *host) {
+    kopt_array_ array[1 + KOPT_ARRAYS_], *a, *end;
     kopt_result result = kopt_check_init_(opt, host, 1, NULL);
     if (result == KOPT_OK) result = kopt_check_init_(opt, t, 1, NULL);
     if (result != KOPT_OK) return result;
@@ -2194,10 +2243,23 @@ static kopt_result kopt_cuda_check_twin_(kopt_layout_ *layout, const kopt_optimi
     if (host->weight_format != t->weight_format || host->n != t->n || host->id != t->id ||
         host->first_index != t->first_index)
         return KOPT_ERROR_MISMATCH;
-    return kopt_overlap_(host->weight, t->n * layout->weight_bytes, t->weight, t->n * layout->weight_bytes) ||
-                   kopt_overlap_(host->state, layout->total, t->state, layout->total)
-               ? KOPT_ERROR_OVERLAP
-               : KOPT_OK;
+    if ((host->arrays == NULL) != (t->arrays == NULL)) return KOPT_ERROR_OPTION;
+    end = kopt_cuda_pieces_(array, layout, host);
+    for (a = array; a != end; a++)
+        if (kopt_overlaps_tensor_(a->at, a->n * a->bytes, t, layout, 1u << KOPT_GRADS_)) return KOPT_ERROR_OVERLAP;
+    return KOPT_OK;
+}
+
+/* Copies weights and state of a tensor with elements to its twin. */
+static kopt_result kopt_cuda_copy_pieces_(const kopt_layout_ *l, const kopt_tensor *to, const kopt_tensor *from,
+                                          cudaMemcpyKind direction, void *stream) {
+    kopt_array_ a[1 + KOPT_ARRAYS_], b[1 + KOPT_ARRAYS_], *const end = kopt_cuda_pieces_(a, l, to);
+    kopt_result result = KOPT_OK;
+    size_t k;
+    (void)kopt_cuda_pieces_(b, l, from);
+    for (k = 0; a + k != end && result == KOPT_OK; k++)
+        result = kopt_cuda_copy_(a[k].at, b[k].at, a[k].n * a[k].bytes, direction, stream);
+    return result;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size_t group, kopt_optimizer *opt,
@@ -2208,11 +2270,8 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size
     if (result != KOPT_OK) return result;
     if (step == NULL) return plan == NULL || plan->device == NULL ? KOPT_ERROR_NULL : KOPT_ERROR_BOUNDS;
     result = kopt_cuda_copy_(&opt->step, step, 4, cudaMemcpyDeviceToHost, stream);
-    if (result == KOPT_OK && t->n != 0)
-        result = kopt_cuda_copy_(host->weight, t->weight, t->n * layout.weight_bytes, cudaMemcpyDeviceToHost, stream);
-    return result == KOPT_OK && t->n != 0 && layout.total != 0
-               ? kopt_cuda_copy_(host->state, t->state, layout.total, cudaMemcpyDeviceToHost, stream)
-               : result;
+    if (result != KOPT_OK || t->n == 0) return result;
+    return kopt_cuda_copy_pieces_(&layout, host, t, cudaMemcpyDeviceToHost, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const kopt_tensor *t,
@@ -2223,10 +2282,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const
     if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host);
     if (result != KOPT_OK || t->n == 0) return result;
     result = kopt_cuda_refuse_capture_(stream);
-    if (result == KOPT_OK)
-        result = kopt_cuda_copy_(t->weight, host->weight, t->n * layout.weight_bytes, cudaMemcpyHostToDevice, stream);
-    if (result == KOPT_OK && layout.total != 0)
-        result = kopt_cuda_copy_(t->state, host->state, layout.total, cudaMemcpyHostToDevice, stream);
+    if (result == KOPT_OK) result = kopt_cuda_copy_pieces_(&layout, t, host, cudaMemcpyHostToDevice, stream);
     if (result != KOPT_OK || t->copy == NULL) return result;
     kopt_cuda_describe_(&k.tensor, opt, t);
     k.format = t->weight_format;
@@ -2237,6 +2293,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const
 static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator *a, void *grad,
                                                           kopt_format grad_format, const uint32_t *counts) {
     kopt_cuda_accumulation_ k = {};
+    void *const to[] = {a->sum, grad, a->residual, NULL};
     k.tensor.weight_size = (uint8_t)kopt_bytes_of_(a->format);
     k.tensor.residual_size = (uint8_t)kopt_bytes_of_residual_(a->format, a->rounding);
     if (k.tensor.residual_size != 0) k.tensor.residual = k.tensor.state = (kopt_byte_ *)a->residual;
@@ -2245,9 +2302,8 @@ static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator
     k.tensor.id = a->id;
     k.tensor.rate_scale = 1;
     kopt_cuda_span_(&k.tensor, a->first_index, a->n, 7);
-    kopt_cuda_place_(&k.tensor, a->sum, grad, k.tensor.state, NULL);
+    kopt_cuda_place_(&k.tensor, to);
     k.step.rule = KOPT_RULE_SGD;
-    k.step.moment_format = a->format;
     k.step.rounding = a->format == KOPT_F32 ? KOPT_NEAREST : a->rounding;
     k.step.moment_rounding = k.step.residual_rounding = a->residual_rounding;
     k.step.seed = a->seed;

@@ -57,7 +57,8 @@ int main(int count, char **arguments) {
             opt[2] = kopt_smooth_lion(1e-3, 300);
             for (line = 0; line < LINES; line++) {
                 opt[line].weight_decay = 0.01;
-                opt[line].moment_format = t[line].weight_format = t[line].grad_format = format[f];
+                opt[line].first_moment_format = opt[line].second_moment_format = t[line].weight_format =
+                    t[line].grad_format = format[f];
                 t[line].grad = format[f] == KOPT_BF16 ? (void *)grad16 : (void *)grad;
                 if (kopt_state_init(&opt[line], &t[line], 1, initial) != KOPT_OK) return 1;
             }

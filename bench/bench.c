@@ -158,7 +158,7 @@ static void roofline(const line *l, size_t ahead) {
     s[streams].p = grad, s[streams++].lines = size_of(l->format);
     s[streams].p = weight, s[streams++].lines = size_of(l->format);
     for (k = -1; k < moments_of(o); k++) {
-        const size_t lines = k < 0 ? residual_of(l) : size_of(o->moment_format);
+        const size_t lines = k < 0 ? residual_of(l) : size_of(o->first_moment_format);
         if (lines == 0) continue;
         s[streams].p = p, s[streams++].lines = lines;
         p += l->n * lines;
@@ -176,7 +176,7 @@ static void roofline(const line *l, size_t ahead) {
 
 static double traffic(const line *l) { /* bytes read and written per element and step */
     const kopt_optimizer *o = &l->opt;
-    const size_t w = size_of(l->format), m = size_of(o->moment_format) * (size_t)moments_of(o);
+    const size_t w = size_of(l->format), m = size_of(o->first_moment_format) * (size_t)moments_of(o);
     return (double)(w + 2 * (w + residual_of(l) + m));
 }
 
@@ -255,7 +255,7 @@ static line make(const char *name, kopt_optimizer opt, kopt_format format, kopt_
     memset(&l, 0, sizeof l);
     l.name = name;
     l.opt = opt;
-    l.format = l.opt.moment_format = format;
+    l.format = l.opt.first_moment_format = l.opt.second_moment_format = format;
     l.opt.rounding = rounding;
     if (rounding == KOPT_NEAREST) l.opt.moment_rounding = KOPT_NEAREST;
     l.n = n;
@@ -301,7 +301,7 @@ static int combine(line *l, int rule, int weights, int moments, size_t n, kopt_i
     kopt_format format = weights == 0 ? KOPT_F32 : weights < 6 ? KOPT_BF16 : KOPT_FP16;
     *l = make(rule_name[rule], rule_of(rule), format, weights == 0 ? KOPT_NEAREST : (kopt_rounding)((weights - 1) % 5),
               n, isa);
-    l->opt.moment_format = (kopt_format)moments;
+    l->opt.first_moment_format = l->opt.second_moment_format = (kopt_format)moments;
     return moments_of(&l->opt) > 0 || moments == KOPT_BF16;
 }
 
@@ -813,7 +813,7 @@ int main(int argc, char **argv) {
     lines[count++] = make("SGD momentum bf16 Kahan", kopt_sgd(1e-3, 0.9), KOPT_BF16, KOPT_KAHAN, n, best);
     lines[count++] = make("Lion bf16 Kahan", kopt_lion(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
     lines[count] = make("AdamW bf16 Kahan, 8-bit moments", kopt_adamw(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
-    lines[count++].opt.moment_format = KOPT_Q8;
+    lines[count++].opt.first_moment_format = lines[count++].opt.second_moment_format = KOPT_Q8;
     lines[count++] = make("Adan bf16 Kahan", kopt_adan(1e-3), KOPT_BF16, KOPT_KAHAN, n, best);
     lines[count++] = make("AdamW fp16 Kahan", kopt_adamw(1e-3), KOPT_FP16, KOPT_KAHAN, n, best);
     if (best == KOPT_ISA_AVX512)

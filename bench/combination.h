@@ -47,6 +47,10 @@ static const char *const rule_name[RULES] = {"SGD",     "momentum",    "AdamW", 
                                              "EMA",     "Adam-atan2"};
 
 #ifdef KAHAN_OPT_H
+#if KOPT_VERSION < 900 /* the interface of 0.9, in that of 0.8 */
+#define first_moment_format moment_format
+#define second_moment_format moment_format
+#endif
 #if KOPT_VERSION < 800 /* the interface of 0.8, in that of 0.2 */
 #define KOPT_DECAY_FULLY_DECOUPLED KOPT_FULLY_DECOUPLED
 #define residual_rounding compensation_rounding
@@ -79,7 +83,7 @@ static inline void make(const combination *c, const arrays *a, kopt_optimizer *o
 #endif
     default: break;
     }
-    o.moment_format = (kopt_format)c->moment;
+    o.first_moment_format = o.second_moment_format = (kopt_format)c->moment;
     o.rounding = (kopt_rounding)c->rounding;
     o.moment_rounding = o.residual_rounding = c->nearest_stores ? KOPT_NEAREST : KOPT_STOCHASTIC;
     o.step = 1000;

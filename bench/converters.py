@@ -79,7 +79,8 @@ def train():
             group = t.json.loads(f.metadata()["group"])
         opt = convert.options_from(form, type(optimizer).__name__, group)
         opt.rounding = ko.KOPT_KAHAN if dtype == torch.bfloat16 else ko.KOPT_EXACT
-        opt.moment_format = ko.KOPT_Q8 if "8bit" in name else ko.KOPT_BF16 if form == "optimi" else ko.KOPT_F32
+        moments = ko.KOPT_Q8 if "8bit" in name else ko.KOPT_BF16 if form == "optimi" else ko.KOPT_F32
+        opt.first_moment_format = opt.second_moment_format = moments
         t.fresh(t.at("here"), opt)
         t.Ours(t.at("here")).step(0, N).save(t.at("here"))
         convert.convert("kahan_opt", form, t.at("here"), t.at("there"), names=t.at("names.json"),

@@ -192,7 +192,7 @@ static kopt_optimizer optimizer_of(const mode *m) {
     case 7: o.amsgrad = 1; break;
     default: break;
     }
-    o.moment_format = m->moment;
+    o.first_moment_format = o.second_moment_format = m->moment;
     o.rounding = m->rounding;
     return o;
 }

@@ -63,11 +63,14 @@ FORMAT = {torch.float32: kopt.KOPT_F32, torch.bfloat16: kopt.KOPT_BF16, torch.fl
 class Ours:
     """kopt_adamw, or another rule, for a list of parameters, with the face of a torch.optim.Optimizer."""
 
-    def __init__(self, parameters, seed, lr, betas, eps, weight_decay, rule=kopt.kopt_adamw, **fields):
+    def __init__(self, parameters, seed, lr, betas, eps, weight_decay, rule=kopt.kopt_adamw, moments=None,
+                 **fields):
         self.parameters, self.param_groups, self.grad_scale = parameters, [{"lr": lr}], 1
         self.opt = rule(lr)
         self.opt.beta1, self.opt.beta2 = betas
         self.opt.eps, self.opt.weight_decay, self.opt.seed = eps, weight_decay, seed
+        if moments is not None:
+            self.opt.first_moment_format = self.opt.second_moment_format = moments
         for name, value in fields.items():
             setattr(self.opt, name, value)
         self.tensors, self.blocks = (kopt.kopt_tensor * len(parameters))(), []
@@ -226,7 +229,7 @@ METHODS = {m.name: m for m in (
     Method(EXACT, "#2ca25f", ours(kopt.KOPT_EXACT), width=6),
     Method(KAHAN, "#0b3d91", ours(kopt.KOPT_KAHAN), width=2.5),
     Method(COMPACT, "#218bff", ours(kopt.KOPT_COMPACT), width=4),
-    Method(Q8, "#1b7c83", ours(kopt.KOPT_COMPACT, moment_format=kopt.KOPT_Q8)),
+    Method(Q8, "#1b7c83", ours(kopt.KOPT_COMPACT, moments=kopt.KOPT_Q8)),
     Method(STOCHASTIC, "#f08c00", ours(kopt.KOPT_STOCHASTIC)),
     Method(NEAREST, "#d1242f", ours(kopt.KOPT_NEAREST, moment_rounding=kopt.KOPT_NEAREST)),
     Method(OPTIMI, "#8250df", peer(optimi_adamw), peer="optimi"),
@@ -241,10 +244,10 @@ KEEPS = [EXACT, KAHAN, COMPACT, Q8, STOCHASTIC]  # all that do not round to near
 MOMENTS = {m.name: m for m in (
     METHODS[FP32],
     Method("bf16", "#0b3d91", ours(kopt.KOPT_KAHAN), width=6),
-    Method("fp16 (its root)", "#218bff", ours(kopt.KOPT_KAHAN, moment_format=kopt.KOPT_FP16), width=3.5),
-    Method("8-bit", "#1b7c83", ours(kopt.KOPT_KAHAN, moment_format=kopt.KOPT_Q8)),
+    Method("fp16 (its root)", "#218bff", ours(kopt.KOPT_KAHAN, moments=kopt.KOPT_FP16), width=3.5),
+    Method("8-bit", "#1b7c83", ours(kopt.KOPT_KAHAN, moments=kopt.KOPT_Q8)),
     Method("bf16 to nearest", "#d1242f", ours(kopt.KOPT_KAHAN, moment_rounding=kopt.KOPT_NEAREST)),
-    Method("8-bit to nearest", "#f08c00", ours(kopt.KOPT_KAHAN, moment_format=kopt.KOPT_Q8,
+    Method("8-bit to nearest", "#f08c00", ours(kopt.KOPT_KAHAN, moments=kopt.KOPT_Q8,
                                                moment_rounding=kopt.KOPT_NEAREST)),
     METHODS[OPTIMI], METHODS[TORCHAO], METHODS[TORCH], METHODS[BNB], METHODS[HEAVY],
     Method(OPTIMI_OWN, "", peer(optimi_own_adamw), peer="optimi"),

@@ -136,7 +136,7 @@ class Narrow:
             self.optimizer = fidelity.Peer(make, self.leaves, hyper)
             return
         self.optimizer = o = fidelity.Ours(self.leaves, seed, rounding=ROUNDINGS[arm.replace(DRAWN, "")], **hyper,
-                                           moment_format={"fp32": kopt.KOPT_F32, "bf16": kopt.KOPT_BF16}[moments])
+                                           moments={"fp32": kopt.KOPT_F32, "bf16": kopt.KOPT_BF16}[moments])
         before = [p.detach().clone() for p in self.leaves]
         for t in o.tensors if arm.endswith(DRAWN) else ():
             kopt.check(kopt.kopt_state_dither(o.opt, t, 1))

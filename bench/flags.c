@@ -35,7 +35,7 @@ int STEP(const arrays *a, kopt_format format, kopt_rounding rounding, unsigned c
     kopt_tensor t = kopt_tensor_of(a->weight, format, a->grad, format, a->n, a->state, a->room);
     if (count == 0) {
         opt = kopt_adamw(1e-3);
-        opt.moment_format = format;
+        opt.first_moment_format = opt.second_moment_format = format;
         opt.rounding = rounding;
         return kopt_state_init(&opt, &t, 1, NULL) == KOPT_OK;
     }

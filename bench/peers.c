@@ -32,7 +32,7 @@ int ours_convert(void *dst, int dst_format, const void *src, int src_format, siz
 static kopt_optimizer optimizer(int rounding, int moments, double lr) {
     kopt_optimizer opt = kopt_adamw(lr);
     opt.rounding = (kopt_rounding)rounding;
-    opt.moment_format = (kopt_format)moments;
+    opt.first_moment_format = opt.second_moment_format = (kopt_format)moments;
     if (rounding == KOPT_NEAREST) opt.moment_rounding = KOPT_NEAREST;
     return opt;
 }

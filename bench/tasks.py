@@ -99,7 +99,8 @@ def average(method, seed, steps, size, lr):
     parameters, optimizer, store = start(FP32, weights, seed, lr=lr)
     means = [Parameter(w.bfloat16().to(torch.float32 if method == FP32 else torch.bfloat16)) for w in weights]
     if method in OURS:
-        ema = METHODS[method].start(means, seed, lr=1 - DECAY, weight_decay=0.0, rule=lambda _: kopt.kopt_ema(DECAY))
+        ema = METHODS[method].start(means, seed, lr=1, betas=(DECAY, 0.999), weight_decay=0.0,
+                                    rule=lambda _: kopt.kopt_ema(DECAY))
 
     def after():
         with torch.no_grad():

@@ -90,7 +90,7 @@ int prepare(int kind) {
     fill(weight, k->weight, 0);
     opt = k->what == 'w' ? kopt_adamw(1e-3) : k->what == 'l' ? kopt_lion(1e-4) : kopt_sgd(1e-2, 0.9);
     opt.rounding = k->rounding;
-    opt.moment_format = k->moment;
+    opt.first_moment_format = opt.second_moment_format = k->moment;
     tensor = kopt_tensor_of(weight, k->weight, grad, k->grad, N, state, sizeof state);
     return kopt_state_init(&opt, &tensor, 1, 0) == KOPT_OK;
 }

@@ -75,8 +75,8 @@ ROUNDING = {"kahan": ko.KOPT_KAHAN, "compact": ko.KOPT_COMPACT, "exact": ko.KOPT
 RESIDUALS = ("zero", "random")
 SLOT = {ko.KOPT_SLOT_FIRST_MOMENT: "first moment", ko.KOPT_SLOT_SECOND_MOMENT: "second moment",
         ko.KOPT_SLOT_THIRD_MOMENT: "third moment", ko.KOPT_SLOT_FOURTH_MOMENT: "previous gradient"}
-OWN = ("rounding moment_format moment_rounding residual_rounding zero_grad moments_only grad_scale clip "
-       "seed").split()  # fields of the options that no other format has
+OWN = ("rounding first_moment_format second_moment_format moment_rounding residual_rounding zero_grad moments_only "
+       "grad_scale clip seed").split()  # fields of the options that no other format has
 
 
 def refuse_unless(condition, sentence, *words):
@@ -538,6 +538,8 @@ def read_peer(path, form, rule="adamw", lr=None, step=None):
     name, group, ids = metadata["optimizer"], json_of(path, metadata, "group"), ids_of(path, metadata)
     count = step_of(path, metadata) if step is None else step
     own = json_of(path, metadata, "kahan_opt", "{}")
+    if "moment_format" in own:  # files before 0.9 have one for all moments
+        own.update(first_moment_format=own["moment_format"], second_moment_format=own["moment_format"])
     forms = own.get("weight_format", {})  # by name; files of version 0.2 have one number for all
     if not isinstance(forms, dict):
         forms = dict.fromkeys(ids, forms)
@@ -695,7 +697,7 @@ def write_peer(path, ck, form, weights=None, moments=None):
 
 
 def torchdistx_dtype(opt, moments):
-    return DTYPE.get(opt.moment_format if moments is None else moments, torch.float32)
+    return DTYPE.get(opt.first_moment_format if moments is None else moments, torch.float32)
 
 
 def write_moments(data, form, cls, opt, one, dtype, moments):
@@ -861,6 +863,12 @@ def is_low(ck):
     return any(t.form not in (None, ko.KOPT_F32) for t in ck.tensors)
 
 
+def formats_of(opt):
+    """The formats of its moments: that of all, or of the first and the second."""
+    pair = [opt.first_moment_format, opt.second_moment_format]
+    return pair if squares_of(opt) and pair[0] != pair[1] else pair[:1]
+
+
 def losses(source, target, before, after):
     """What the target cannot hold or does in another way, in words."""
     a, b, lines = before.opt, after.opt, []
@@ -868,7 +876,7 @@ def losses(source, target, before, after):
     if source == "kahan_opt":
         stochastic = low and a.rounding in (ko.KOPT_KAHAN, ko.KOPT_COMPACT) and a.residual_rounding
         small = after.tensors and after.tensors[0].weight.dtype != torch.float32
-        narrow = small and (target == "optimi" or a.moment_format in (ko.KOPT_BF16, ko.KOPT_FP16))
+        narrow = small and (target == "optimi" or any(form in (ko.KOPT_BF16, ko.KOPT_FP16) for form in formats_of(a)))
         if target in COMPENSATION and small and (stochastic or a.rounding == ko.KOPT_EXACT):
             lines.append("compensation: %s rounds it to nearest, not stochastically: from now on an update below about "
                          "2^-17 of a weight is lost" % peer)
@@ -880,7 +888,7 @@ def losses(source, target, before, after):
         if target == "bitsandbytes" and any(t.coded for t in after.tensors):
             lines.append("moments: 8-bit codes of the dynamic map; tensors of fewer than %d elements stay fp32; "
                          "--moments f32 loses nothing" % SMALLEST)
-        if squares_of(a) and a.moment_format in (ko.KOPT_FP16, ko.KOPT_Q8) and target != "fp32":
+        if squares_of(a) and a.second_moment_format in (ko.KOPT_FP16, ko.KOPT_Q8) and target != "fp32":
             lines.append("second moment: kahan_opt holds its root, %s its square, which is made here" % peer)
         if low and a.rounding == ko.KOPT_STOCHASTIC:
             lines.append("rounding: %s has no stochastic weights" % peer)
@@ -895,9 +903,9 @@ def losses(source, target, before, after):
         if "seed" not in before.chosen:
             lines.append("seed and ids: %s has none; the seed is %d, and the ids are the places of the parameters in "
                          "the model" % (PEERS[source], b.seed))
-        if squares_of(b) and b.moment_format in (ko.KOPT_FP16, ko.KOPT_Q8):
-            lines.append("second moment: kahan_opt holds its root in %s" % FORMAT_NAME[b.moment_format])
-        if b.moment_format == ko.KOPT_Q8 and any(t.coded for t in before.tensors):
+        if squares_of(b) and b.second_moment_format in (ko.KOPT_FP16, ko.KOPT_Q8):
+            lines.append("second moment: kahan_opt holds its root in %s" % FORMAT_NAME[b.second_moment_format])
+        if ko.KOPT_Q8 in formats_of(b) and any(t.coded for t in before.tensors):
             lines.append("8-bit codes: those of kahan_opt are other codes (docs/evidence.md); "
                          "--moments f32 loses nothing")
     return lines
@@ -925,12 +933,13 @@ def choose_formats(ck, rounding=None, weights=None, moments=None, seed=None):
         full = types == {torch.float32} or any(t.master is not None for t in ck.tensors)
         opt.rounding = ko.KOPT_EXACT if full else ko.KOPT_KAHAN
     if moments is not None:
-        opt.moment_format = moments
-    elif "moment_format" not in ck.chosen:
+        opt.first_moment_format = opt.second_moment_format = moments
+    elif "first_moment_format" not in ck.chosen:
         narrow = any(t.moments for t in ck.tensors) and all(
             bool((m == m.to(dtype).float()).all()) for t in ck.tensors for m in t.moments.values())
-        opt.moment_format = (ko.KOPT_Q8 if any(t.coded for t in ck.tensors) else
-                             FORMAT[dtype] if narrow and dtype == torch.bfloat16 else ko.KOPT_F32)
+        opt.first_moment_format = opt.second_moment_format = (
+            ko.KOPT_Q8 if any(t.coded for t in ck.tensors) else
+            FORMAT[dtype] if narrow and dtype == torch.bfloat16 else ko.KOPT_F32)
     if seed is not None:
         refuse_unless(0 <= seed < 1 << 64, "--seed: %d is not below 2^64", seed)
         opt.seed = seed
@@ -988,7 +997,7 @@ def inspect(path):
             rules[ck.opt.rule], ck.opt.step, ck.opt.seed,
             " and ".join(FORMAT_NAME[form] for form in sorted({t.form for t in ck.tensors})),
             " " + {v: k for k, v in ROUNDING.items()}[ck.opt.rounding] if is_low(ck) else "",
-            FORMAT_NAME[ck.opt.moment_format])]
+            " and ".join(FORMAT_NAME[form] for form in formats_of(ck.opt)))]
         lines.append("  lr %g, weight_decay %g, " % (ck.opt.lr, ck.opt.weight_decay) + ", ".join(
             "%s %g" % (f, getattr(ck.opt, f)) for f in READ[ck.opt.rule].split()))
         return lines + ["  tensor %d: %d elements" % (t.id, t.weight.numel()) for t in ck.tensors]

@@ -520,7 +520,7 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
     const int atan2_arm = setup->atan2 != 0 && index == setup->atan2;
     const double learning_rate = setup->learning_rate * (atan2_arm ? 0.87 : 1);
     if (atan2_arm) opt.rule = KOPT_RULE_ADAM_ATAN2; /* betas and decay stay */
-    opt.moment_format = kept;
+    opt.first_moment_format = opt.second_moment_format = kept;
     opt.rounding = arm->rounding;
     opt.moment_rounding = arm->moment_rounding;
     opt.seed = SEED;

@@ -29,6 +29,7 @@ static void describe(const kopt_optimizer *o, int rounds) {
     static const char *const decays[] = {"L2", "decoupled", "fully decoupled"};
     const char *const rule = (size_t)o->rule < sizeof rules / sizeof *rules ? rules[o->rule] : "unknown rule";
     const int moments = o->rule == KOPT_RULE_EMA || (o->rule == KOPT_RULE_SGD && o->momentum <= 0) ? 0 : 1;
+    const int two = moments && o->rule != KOPT_RULE_SGD && o->rule != KOPT_RULE_LION;
     printf("  optimizer  %s%s%s%s, step %lu, seed %llu\n", o->stable ? "Stable" : "", rule,
            o->amsgrad ? " with AMSGrad" : "", o->nesterov ? " with Nesterov momentum" : "", (unsigned long)o->step,
            (unsigned long long)o->seed);
@@ -45,8 +46,10 @@ static void describe(const kopt_optimizer *o, int rounds) {
             printf(", its residual %s", roundings[o->residual_rounding]);
         puts("");
     }
-    printf("  moments    %s", moments ? formats[o->moment_format] : "none");
-    if (moments && o->moment_format != KOPT_F32) printf(", rounding %s", roundings[o->moment_rounding]);
+    printf("  moments    %s", moments ? formats[o->first_moment_format] : "none");
+    if (two && o->second_moment_format != o->first_moment_format) printf(" and %s", formats[o->second_moment_format]);
+    if (moments && (o->first_moment_format != KOPT_F32 || (two && o->second_moment_format != KOPT_F32)))
+        printf(", rounding %s", roundings[o->moment_rounding]);
     puts("");
 }
 

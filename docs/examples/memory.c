@@ -26,13 +26,13 @@ static void row(const char *name, double kept, double grad, double sum, double m
 }
 
 /* 16-bit weights and gradients, and a 16-bit sum; or fp32 weights with a bf16 copy, and an fp32 sum. */
-static void ours(const char *name, kopt_optimizer opt, kopt_format weights, kopt_rounding rounding,
-                 kopt_format moments) {
+static void ours(const char *name, kopt_optimizer opt, kopt_format weights, kopt_rounding rounding, kopt_format first,
+                 kopt_format second) {
     const kopt_tensor t = kopt_tensor_of(NULL, weights, NULL, KOPT_BF16, N, NULL, 0);
     const int wide = weights == KOPT_F32;
     size_t state;
     opt.rounding = rounding;
-    opt.moment_format = moments;
+    opt.first_moment_format = first, opt.second_moment_format = second;
     state = kopt_state_size(&opt, &t);
     if (state == 0) exit(1); /* not an optimizer */
     row(name, (double)state / N + (wide ? 4 + 2 : 2), 2, wide ? 4 : 2, 2);
@@ -49,15 +49,17 @@ int main(int argc, char **argv) {
     printf("| AdamW | released | gradient | + sum | + all-reduce | GB of %g parameters |\n", parameters);
     printf("|---|---|---|---|---|---|\n");
     row("all in fp32", 4 + 8, 4, 4, 4);
-    ours("mixed precision: fp32 weights, a bf16 copy, bf16 gradients", adamw, KOPT_F32, KOPT_KAHAN, KOPT_F32);
+    ours("mixed precision: fp32 weights, a bf16 copy, bf16 gradients", adamw, KOPT_F32, KOPT_KAHAN, KOPT_F32, KOPT_F32);
     row("... with fp32 gradients", 4 + 8 + 2, 4, 4, 4);
-    ours("`KOPT_KAHAN` or `KOPT_EXACT`, fp32 moments", adamw, KOPT_BF16, KOPT_KAHAN, KOPT_F32);
-    ours("**`KOPT_KAHAN` or `KOPT_EXACT`**", adamw, KOPT_BF16, KOPT_KAHAN, KOPT_BF16);
-    ours("`KOPT_COMPACT`", adamw, KOPT_BF16, KOPT_COMPACT, KOPT_BF16);
-    ours("`KOPT_STOCHASTIC`", adamw, KOPT_BF16, KOPT_STOCHASTIC, KOPT_BF16);
-    ours("`KOPT_COMPACT`, 8-bit moments", adamw, KOPT_BF16, KOPT_COMPACT, KOPT_Q8);
-    ours("`KOPT_STOCHASTIC`, 8-bit moments", adamw, KOPT_BF16, KOPT_STOCHASTIC, KOPT_Q8);
-    ours("Lion: `KOPT_KAHAN`", lion, KOPT_BF16, KOPT_KAHAN, KOPT_BF16);
-    ours("Lion: `KOPT_COMPACT`, 8-bit moments", lion, KOPT_BF16, KOPT_COMPACT, KOPT_Q8);
+    ours("`KOPT_KAHAN` or `KOPT_EXACT`, fp32 moments", adamw, KOPT_BF16, KOPT_KAHAN, KOPT_F32, KOPT_F32);
+    ours("**`KOPT_KAHAN` or `KOPT_EXACT`**", adamw, KOPT_BF16, KOPT_KAHAN, KOPT_BF16, KOPT_BF16);
+    ours("`KOPT_COMPACT`", adamw, KOPT_BF16, KOPT_COMPACT, KOPT_BF16, KOPT_BF16);
+    ours("`KOPT_STOCHASTIC`", adamw, KOPT_BF16, KOPT_STOCHASTIC, KOPT_BF16, KOPT_BF16);
+    ours("`KOPT_KAHAN`, 8-bit second moments", adamw, KOPT_BF16, KOPT_KAHAN, KOPT_BF16, KOPT_Q8);
+    ours("`KOPT_COMPACT`, 8-bit second moments", adamw, KOPT_BF16, KOPT_COMPACT, KOPT_BF16, KOPT_Q8);
+    ours("`KOPT_COMPACT`, 8-bit moments", adamw, KOPT_BF16, KOPT_COMPACT, KOPT_Q8, KOPT_Q8);
+    ours("`KOPT_STOCHASTIC`, 8-bit moments", adamw, KOPT_BF16, KOPT_STOCHASTIC, KOPT_Q8, KOPT_Q8);
+    ours("Lion: `KOPT_KAHAN`", lion, KOPT_BF16, KOPT_KAHAN, KOPT_BF16, KOPT_BF16);
+    ours("Lion: `KOPT_COMPACT`, 8-bit moments", lion, KOPT_BF16, KOPT_COMPACT, KOPT_Q8, KOPT_Q8);
     return 0;
 }

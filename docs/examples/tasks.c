@@ -138,7 +138,7 @@ static int effective_update(void) {
     if (kopt_state_init(&opt, &t, 1, full)) return 1;
     while (steps-- > 0) {
         backward(NULL, 1);
-        shadow_opt = opt, shadow_opt.moment_format = KOPT_F32;
+        shadow_opt = opt, shadow_opt.first_moment_format = shadow_opt.second_moment_format = KOPT_F32;
         if (kopt_state_read(&opt, &t, KOPT_SLOT_WEIGHT, full)) return 1;
         if (kopt_state_init(&shadow_opt, &shadow, 1, full)) return 1;
         for (slot = KOPT_SLOT_FIRST_MOMENT; slot <= KOPT_SLOT_SECOND_MOMENT; ++slot)

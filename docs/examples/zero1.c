@@ -40,7 +40,7 @@ static kopt_optimizer make_optimizer(void) {
     kopt_optimizer opt = kopt_adamw(RATE);
     opt.seed = SEED;
     opt.grad_scale = 1.0 / MICRO_BATCHES; /* the mean of the micro-batches */
-    if (small) opt.rounding = KOPT_COMPACT, opt.moment_format = KOPT_Q8;
+    if (small) opt.rounding = KOPT_COMPACT, opt.first_moment_format = opt.second_moment_format = KOPT_Q8;
     return opt;
 }
 

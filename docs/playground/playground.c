@@ -177,7 +177,7 @@ kopt_result reset(void) {
         Arm *arm = &arms[a];
         const kopt_format format = a == FP32 ? KOPT_F32 : KOPT_BF16;
         arm->opt = kopt_adamw(1e-3);
-        arm->opt.moment_format = format;
+        arm->opt.first_moment_format = arm->opt.second_moment_format = format;
         arm->opt.rounding = rounding[a];
         arm->tensor = kopt_tensor_of(arm->weight, format, arm->grad, format, PARAMETERS, arm->state, 0);
         arm->tensor.state_size = kopt_state_size(&arm->opt, &arm->tensor);

@@ -5,7 +5,7 @@
 
 typedef struct step_scalars {
     kopt_rule rule;
-    kopt_format moment_format;
+    kopt_format first_moment_format, second_moment_format;
     kopt_rounding rounding, moment_rounding, residual_rounding;
     int nesterov, zero_grad, moment_count, moments_only, unrectified, sync, stable;
     float grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3, extrapolation, third_scale, rate;

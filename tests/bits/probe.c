@@ -510,7 +510,7 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     w.t.weight_format = store->format;
     o->rounding = store->rounding;
     o->residual_rounding = store->compensation;
-    o->moment_format = moment->format;
+    o->first_moment_format = o->second_moment_format = moment->format;
     o->moment_rounding = moment->rounding;
     o->decay_mode = rule->decay;
     o->nesterov = rule->nesterov;
@@ -518,10 +518,10 @@ static void set_optimizer(const rule_row *rule, const store_row *store, const mo
     o->stable = rule->stable;
     o->lookahead = 3;
     o->lookahead_rate = 0.625;
-    o->lr = rule->lr;
+    o->lr = rule->rule == KOPT_RULE_EMA ? 13.0 / 16 : rule->lr; /* not read */
     o->max_lr = 1.0 / 256;
     o->weight_decay = rule->weight_decay;
-    o->beta1 = 13.0 / 16;
+    o->beta1 = rule->rule == KOPT_RULE_EMA ? 1 - rule->lr : 13.0 / 16;
     o->beta2 = 1021.0 / 1024;
     o->beta3 = 253.0 / 256;
     o->eps = 5.0 / 536870912; /* 2^29 */
@@ -602,7 +602,8 @@ static void place(kopt_format grad_format, int n, uint32_t offsets) {
 
 /* One step: in one call (0), in three ranges (1), by begin and run (2). */
 static void step(int how) {
-    const int n = (int)w.t.n, q8 = w.opt.moment_format == KOPT_Q8; /* 8-bit moments are cut between blocks of 256 */
+    const int n = (int)w.t.n,
+              q8 = w.opt.first_moment_format == KOPT_Q8; /* 8-bit moments are cut between blocks of 256 */
     const int first = q8 ? 0 : 3, cut = q8 ? n - n % 256 : n - 17;
     kopt_step s;
     hash_number((uint32_t)kopt_step_begin(&s, &w.opt), 1);

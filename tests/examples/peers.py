@@ -111,7 +111,7 @@ class Ours:
     def __init__(self, header, rule, options, initial, dtype):
         self.header, self.dtype = header, dtype
         form = {torch.float32: "KOPT_F32", torch.bfloat16: "KOPT_BF16"}[dtype]
-        self.opt = header.make(rule, {"moment_format": form, **options})
+        self.opt = header.make(rule, {"first_moment_format": form, "second_moment_format": form, **options})
         self.stored = torch.empty(N, dtype=dtype)
         self.gradient = torch.empty(N, dtype=dtype)
         self.tensor = header.tensor(weight=self.stored.data_ptr(), weight_format=header.enum[form],

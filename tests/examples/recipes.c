@@ -91,7 +91,7 @@ static kopt_result in_arm(kopt_optimizer *opt, const kopt_tensor *t, const float
     if (arm == STOCHASTIC) o.rounding = KOPT_STOCHASTIC;
     if (arm == F32 || arm == MOMENTS) {
         other.weight_format = KOPT_F32;
-        if (arm == F32) o.moment_format = KOPT_F32;
+        if (arm == F32) o.first_moment_format = o.second_moment_format = KOPT_F32;
         other.weight = t->copy;
         other.copy = NULL;
         other.state = blocks[place];

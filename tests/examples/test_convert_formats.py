@@ -147,9 +147,11 @@ class Ours:
             f.write(out.numpy().tobytes())
 
 
-def fresh(path, make, shapes=None, values=None, weights=ko.KOPT_BF16, **fields):
+def fresh(path, make, shapes=None, values=None, weights=ko.KOPT_BF16, moments=None, **fields):
     """A checkpoint of kahan_opt at step 0."""
     opt = make
+    if moments is not None:
+        opt.first_moment_format = opt.second_moment_format = moments
     for key, value in fields.items():
         setattr(opt, key, value)
     values = values or initial()
@@ -471,7 +473,7 @@ def test_torch():
                     for k, p in model.named_parameters())
         ok(equal and worst <= FP32, "... %d steps there and %d here: within %.1e of all there (at most 7e-6); and "
            "loaded back there: the same bits" % (N, M, worst))
-    started = fresh(at("ours"), ko.kopt_adamw(LR), rounding=ko.KOPT_EXACT, moment_format=ko.KOPT_F32, weight_decay=0.1,
+    started = fresh(at("ours"), ko.kopt_adamw(LR), rounding=ko.KOPT_EXACT, moments=ko.KOPT_F32, weight_decay=0.1,
                     seed=7)
     ours = Ours(started).step(0, N)
     ours.save(at("ours"))
@@ -620,7 +622,7 @@ def test_optimi():
                                                     compensated_values(alone, theirs, "kahan_comp"))]
     ok(error[0] <= 1.1 * error[1], "... %d steps here and %d in optimi: %.2e from binary64, all in optimi %.2e (at "
        "most 1.1 times that), all here %.2e" % (N, M, *error, distance([ours.value(k) for k in SHAPES], exact)))
-    fresh(at("ours"), ko.kopt_adamw(LR), weights=ko.KOPT_FP16, weight_decay=0, moment_format=ko.KOPT_FP16)
+    fresh(at("ours"), ko.kopt_adamw(LR), weights=ko.KOPT_FP16, weight_decay=0, moments=ko.KOPT_FP16)
     ours = Ours(at("ours")).step(0, N)
     ours.save(at("ours"))
     report = convert.convert("kahan_opt", "optimi", at("ours"), at("optimi"), names=at("names.json"))
@@ -788,7 +790,7 @@ def test_8bit():
         smallest = 2.0 ** -17 if signed else 2e-12
         gap = expected.double().abs() / 8 + scales.repeat_interleave(256)[:n].double() * smallest
         line = [s for s in report if s.startswith("first" if signed else "second")][0]
-        ok(here.opt.moment_format == ko.KOPT_Q8 and bool((error <= gap).all()) and
+        ok(here.opt.first_moment_format == ko.KOPT_Q8 and bool((error <= gap).all()) and
            said(report, "8-bit codes: .*other codes") and "changed; largest error %.2g" % error.max() in line,
            "... with 8-bit moments here: %s, as it says" % line.split("; ")[1])
     # what the quantizer promises
@@ -849,7 +851,7 @@ def test_8bit():
         ok(abs(error[1] - error[0]) <= 1e-3 * error[0] and error[2] <= 0.05 and error[3] <= error[0],
            "... the distance from binary64, in parts of the way: all there %.4f, loaded back %.4f, %d steps here with "
            "8-bit moments %.4f (at most 0.05), with fp32 moments %.4f" % (error[0], error[1], M, error[2], error[3]))
-    fresh(at("ours"), ko.kopt_adamw(LR), moment_format=ko.KOPT_Q8)
+    fresh(at("ours"), ko.kopt_adamw(LR), moments=ko.KOPT_Q8)
     Ours(at("ours")).step(0, N).save(at("ours"))
     report = convert.convert("kahan_opt", "bitsandbytes", at("ours"), at("bnb"), names=at("names.json"))
     ok(load_file(at("bnb"))["model.out.weight"].dtype == torch.float32,

@@ -1,7 +1,7 @@
 /* cuda.c - kahan_opt_cuda.cuh gives the bits of kahan_opt.h, for every rule, format and rounding, over ragged lists of
-   tensors at any alignment; plans, options, statistics, graphs and refusals are tested as well. Linked with the object
-   that nvcc made, and with NVIDIA's library for a GPU, or without one with tests/gpu/cuda_fake.c (then PTX_ON_CPU is
-   defined, and faults of the runtime are tested, too).
+   tensors at any alignment, with state blocks and with arrays of the caller; plans, options, statistics, graphs and
+   refusals are tested as well. Linked with the object that nvcc made, and with NVIDIA's library for a GPU, or without
+   one with tests/gpu/cuda_fake.c (then PTX_ON_CPU is defined, and faults of the runtime are tested, too).
 
    Arguments: how many lists (default 400), and "no-errors" to leave out the call that fails on purpose, which
    compute-sanitizer stops at without --report-api-errors no. */
@@ -12,6 +12,7 @@
 
 #include "../unit/tap.h"
 #include "../unit/inputs.h"
+#include "../unit/reference.h"
 #ifdef PTX_ON_CPU
 #include "cuda_fake.h"
 #endif
@@ -73,10 +74,11 @@ static void fill(unsigned char *p, kopt_format f, size_t n, int low, int high, i
 
 /* ---- Lists of tensors, twice: for the CPU and for the kernels ---------------------------------------------------- */
 
-enum { GROUPS = 4, TENSORS = 40, ARRAYS = 4 };
+enum { GROUPS = 4, TENSORS = 40, STATE = 4, ARRAYS = STATE + 11 }; /* weight, grad, state, copy; a state in arrays */
 typedef struct list {
     kopt_optimizer opt[GROUPS];
     kopt_tensor tensors[2][GROUPS][TENSORS];
+    kopt_state_arrays own[2][GROUPS][TENSORS];
     kopt_cuda_group groups[GROUPS];
     size_t group_count, counts[GROUPS];
     void *blocks[2][GROUPS][TENSORS][ARRAYS],
@@ -91,6 +93,33 @@ enum { VARIETY = 19 };
 #else
 enum { VARIETY = 16 };
 #endif
+
+/* The address of array a of a tensor, whose state, if it is in arrays, is in those of *own. */
+static void **address(kopt_tensor *t, kopt_state_arrays *own, int a) {
+    switch (a) {
+    case 0: return &t->weight;
+    case 1: return &t->grad;
+    case 2: return &t->state;
+    case 3: return &t->copy;
+    case STATE: return &own->residual;
+    case STATE + 1: return &own->slow;
+    case STATE + 2: return &own->slow_residual;
+    default: return a < STATE + 7 ? &own->moment[a - STATE - 3] : &own->scale[a - STATE - 7];
+    }
+}
+
+/* The bytes of such an array of a state. */
+static size_t bytes_of(const kopt_optimizer *o, kopt_format weights, size_t n, int a) {
+    const ref_layout l = ref_layout_of(o, weights, n);
+    switch (a) {
+    case STATE: return n * l.residual_width;
+    case STATE + 1: return n * l.slow_width;
+    case STATE + 2: return n * l.slow_residual_width;
+    default:
+        if (a < STATE + 7) return n * l.moment_width[a - STATE - 3];
+        return (ref_coded(o) >> (a - STATE - 7) & 1) * ((n + 255) / 256 * 4);
+    }
+}
 
 static kopt_optimizer any_optimizer(kopt_format *weights) {
     kopt_optimizer o;
@@ -120,12 +149,13 @@ static kopt_optimizer any_optimizer(kopt_format *weights) {
     default: o = kopt_adamw(0.01);
     }
     *weights = (kopt_format)below(3);
-    o.moment_format = (kopt_format)below(3);
-    if (below(2)) o.moment_format = *weights;
+    o.first_moment_format = o.second_moment_format = (kopt_format)below(3);
+    if (below(2)) o.first_moment_format = o.second_moment_format = *weights;
     if (!below(3)) {
-        o.moment_format = KOPT_Q8;
+        o.first_moment_format = o.second_moment_format = KOPT_Q8;
         if (below(2)) *weights = KOPT_BF16;
     }
+    if (!below(3)) o.second_moment_format = (kopt_format)below(4);
     o.rounding = (kopt_rounding)below(5);
     o.moment_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
     o.residual_rounding = below(3) ? o.moment_rounding : KOPT_NEAREST;
@@ -166,6 +196,7 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
             const kopt_format weights = below(8) ? most : (kopt_format)below(3);
             kopt_tensor t = kopt_tensor_of(NULL, weights, NULL, below(3) ? weights : (kopt_format)below(3), 0, NULL, 0);
             size_t unit = below(3) ? 8 : 1, shift[ARRAYS];
+            const int own = !below(4); /* its state is in arrays */
             int side, a;
             t.n = below(20) ? below((uint32_t)longest) / unit * unit : 0;
             t.id = (uint32_t)i << 20 | noise() >> 12; /* they increase */
@@ -177,14 +208,19 @@ static void make(list *l, size_t groups, size_t tensors, size_t longest, uint32_
             for (a = 0; a < ARRAYS; ++a) shift[a] = below(3) ? 0 : below(4) ? 2 * below(8) : below(16);
             if (!below(4)) /* all alike, as in a shard of a buffer */
                 for (a = 1; a < ARRAYS; ++a) shift[a] = shift[0];
-            size = t.n * width(weights);
             for (side = 0; side < 2; ++side) {
                 kopt_tensor *u = &l->tensors[side][g][i];
                 uint64_t saved = noise_state;
                 *u = t;
-                u->weight = array(l, g, i, 0, side, size, shift[0]);
+                u->weight = array(l, g, i, 0, side, t.n * width(weights), shift[0]);
                 u->grad = array(l, g, i, 1, side, t.n * width(t.grad_format), shift[1]);
-                u->state = array(l, g, i, 2, side, t.state_size, shift[2]);
+                if (own)
+                    u->arrays = &l->own[side][g][i], l->own[side][g][i].size = sizeof l->own[side][g][i];
+                else
+                    u->state = array(l, g, i, 2, side, t.state_size, shift[2]);
+                for (a = STATE; own && a < ARRAYS; ++a)
+                    if ((size = bytes_of(o, weights, t.n, a)) != 0)
+                        *address(u, &l->own[side][g][i], a) = array(l, g, i, a, side, size, shift[a]);
                 u->copy = t.id % 3 ? NULL : array(l, g, i, 3, side, t.n * width(t.copy_format), shift[3]);
                 if (kopt_state_init(o, u, 1, NULL) != KOPT_OK) abort();
                 fill(u->weight, weights, t.n, -8, 1, 0, rare);
@@ -237,8 +273,9 @@ static int differences(const list *l, int say) {
                 if (*p == NULL || memcmp(*p, *q, l->sizes[g][i][a]) == 0) continue;
                 if (a == 3 && same(t->copy, l->tensors[1][g][i].copy, t->copy_format, t->n)) continue;
                 if (say && found < 5)
-                    note("array %d of tensor %d: rule %d, weights %d, gradients %d, moments %d, rounding %d", a, (int)i,
-                         l->opt[g].rule, t->weight_format, t->grad_format, l->opt[g].moment_format, l->opt[g].rounding);
+                    note("array %d of tensor %d: rule %d, weights %d, gradients %d, moments %d and %d, rounding %d", a,
+                         (int)i, l->opt[g].rule, t->weight_format, t->grad_format, l->opt[g].first_moment_format,
+                         l->opt[g].second_moment_format, l->opt[g].rounding);
                 ++found;
             }
     return found;
@@ -271,6 +308,20 @@ static int use(const kopt_cuda_plan *plan) { /* how many kernels does a plan use
     return fresh;
 }
 
+enum { MIXES = 24 }; /* two formats of moments, with and without StableAdamW */
+static int mixes[2][4][4];
+
+static int mix(const list *l) { /* the same with mixes */
+    size_t g;
+    int fresh = 0;
+    for (g = 0; g < l->group_count; ++g) {
+        const kopt_optimizer *const o = &l->opt[g];
+        if (ref_moments(o) < 2 || o->first_moment_format == o->second_moment_format) continue;
+        fresh += mixes[o->rule == KOPT_RULE_ADAM && o->stable][o->first_moment_format][o->second_moment_format]++ == 0;
+    }
+    return fresh;
+}
+
 static int three_steps(list *l, uint32_t rare) {
     int step, bad = 0;
     for (step = 0; step < 3; ++step) {
@@ -285,24 +336,25 @@ static int three_steps(list *l, uint32_t rare) {
 
 static void steps_equal(int lists) {
     static list l;
-    int bad = 0, k, kernels = 0, more = 0;
+    int bad = 0, k, kernels = 0, mixed = 0, more = 0;
     for (k = 0; k < lists; ++k) {
         const uint32_t rare = k % 3 ? 200 : 5;
         make(&l, 1 + below(GROUPS), 1 + below(12), k % 10 ? 600 : 4000, rare);
-        kernels += use(&l.plan);
+        kernels += use(&l.plan), mixed += mix(&l);
         bad += three_steps(&l, rare);
         discard(&l);
     }
     ok(bad == 0, "%d ragged lists of tensors, three steps, any number of blocks: %d differ from the CPU", lists, bad);
-    for (bad = k = 0; k < 10000 && kernels < KOPT_CUDA_KERNELS_; ++k) { /* the others */
-        int fresh;
+    for (bad = k = 0; k < 10000 && kernels + mixed < KOPT_CUDA_KERNELS_ + MIXES; ++k) { /* the others */
+        int fresh, fresh_mix;
         make(&l, 1, 3, 600, 200);
-        fresh = use(&l.plan);
-        if (fresh) bad += three_steps(&l, 200), kernels += fresh, ++more;
+        fresh = use(&l.plan), fresh_mix = mix(&l);
+        if (fresh + fresh_mix) bad += three_steps(&l, 200), kernels += fresh, mixed += fresh_mix, ++more;
         discard(&l);
     }
-    ok(bad == 0 && kernels == KOPT_CUDA_KERNELS_, "%d of %d kernels ran, with %d more lists", kernels,
-       KOPT_CUDA_KERNELS_, more);
+    ok(bad == 0 && kernels == KOPT_CUDA_KERNELS_ && mixed == MIXES,
+       "%d of %d kernels ran, and %d of %d mixes of moments, with %d more lists", kernels, KOPT_CUDA_KERNELS_, mixed,
+       MIXES, more);
 }
 
 /* Before each step, arrays move: the gradients, or all arrays, to any alignment. */
@@ -317,19 +369,18 @@ static void moves(int lists) {
             cpu_step(&l);
             for (g = 0; g < l.group_count; first += l.counts[g], ++g) {
                 for (i = 0; i < l.counts[g]; ++i) {
-                    kopt_tensor *t = &l.tensors[1][g][i];
-                    void **const at[] = {&t->weight, &t->grad, &t->state, &t->copy};
                     int a;
                     for (a = 0; a < ARRAYS; ++a) {
                         unsigned char *const old = l.blocks[1][g][i][a], *fresh;
-                        const size_t shift = old ? (size_t)((unsigned char *)*at[a] - old) : 0, size = l.sizes[g][i][a];
+                        void **const at = address(&l.tensors[1][g][i], &l.own[1][g][i], a);
+                        const size_t shift = old ? (size_t)((unsigned char *)*at - old) : 0, size = l.sizes[g][i][a];
                         if (!old || (k % 2 && a != 1)) continue;
                         memcpy(copy, old, size); /* the margins move, too */
                         memset(old, 0xee, size), device_free(l.base[g][i][a]);
                         l.base[g][i][a] = device_new(size + 16);
                         fresh = (unsigned char *)l.base[g][i][a] + (below(2) ? 0 : below(17));
                         memcpy(fresh, copy, size);
-                        l.blocks[1][g][i][a] = fresh, *at[a] = fresh + shift;
+                        l.blocks[1][g][i][a] = fresh, *at = fresh + shift;
                     }
                 }
                 bad += kopt_cuda_plan_set_arrays(&l.plan, first, l.counts[g], l.tensors[1][g], stream) != KOPT_OK;
@@ -391,7 +442,7 @@ static void statistics(int lists) {
         kopt_norm norm;
         size_t g, i;
         memset(&norm, 0, sizeof norm);
-        make(&l, 1 + below(3), 1 + below(6), 1500, k % 4 == 0 ? 50 : 1u << 31);
+        make(&l, 1 + below(3), 1 + below(6), 1500, k % 4 == 0 ? 5 : 1u << 31);
         for (g = 0; g < l.group_count; ++g)
             for (i = 0; i < l.counts[g]; ++i) {
                 const kopt_tensor *t = &l.tensors[1][g][i];
@@ -644,34 +695,56 @@ static int stops(list *l, kopt_result returned, kopt_result result) {
 static void refused_arrays(int lists) {
     static list l;
     static uint64_t nothing[2]; /* no array of the GPU: a step must not use it */
-    int bad = 0, k, what, tried = 0;
-    for (k = 0; k < lists; ++k) {
+    int bad = 0, k, what, tried = 0, of_arrays = 0;
+    for (k = 0; k < lists || of_arrays == 0; ++k) {
         make(&l, 2, 3, 300, 100);
-        for (what = 0; what < 9; ++what) {
+        for (what = 0; what < 13; ++what) {
             kopt_tensor moved[6], *const t = &moved[2 + below(2)]; /* the first two tensors are right */
+            kopt_state_arrays own[6], *const o = &own[t - moved];
             size_t i, first = 0, count = 6;
             kopt_result expected = KOPT_ERROR_MISMATCH;
+            int a, needed = -1; /* an array of *t that the options need */
             for (i = 0; i < 6; ++i) {
                 moved[i] = l.tensors[1][i / 3][i % 3];
-                moved[i].weight = moved[i].grad = nothing;
-                if (moved[i].state) moved[i].state = nothing;
-                if (moved[i].copy) moved[i].copy = nothing;
+                own[i] = l.own[1][i / 3][i % 3];
+                if (moved[i].arrays) moved[i].arrays = &own[i];
+                moved[i].grad = nothing;
+                for (a = 0; a < ARRAYS; ++a) {
+                    void **const at = address(&moved[i], &own[i], a);
+                    if (*at == NULL) continue;
+                    *at = nothing;
+                    if (&moved[i] == t && a >= STATE && (needed < 0 || below(2))) needed = a;
+                }
             }
             switch (what) {
             case 0: t->n++; break;
             case 1: t->n--; break;
             case 2: t->copy = t->copy ? NULL : nothing; break;
-            case 3: t->state = t->state ? NULL : nothing; break;
+            case 3:
+                if (t->arrays) expected = KOPT_ERROR_OPTION;
+                t->state = t->state ? NULL : nothing;
+                break;
             case 4: t->weight = NULL, expected = KOPT_ERROR_NULL; break;
             case 5: t->grad = NULL, expected = KOPT_ERROR_NULL; break;
             case 6: first = 1, expected = KOPT_ERROR_BOUNDS; break;
             case 7: first = 7, count = 0, expected = KOPT_ERROR_BOUNDS; break;
-            default: expected = KOPT_ERROR_NULL;
+            case 8: expected = KOPT_ERROR_NULL; break;
+            case 9: /* the other form */
+                t->state = t->arrays ? nothing : NULL;
+                t->arrays = t->arrays ? NULL : o;
+                expected = KOPT_ERROR_OPTION;
+                break;
+            case 10: o->size--, expected = KOPT_ERROR_SIZE; break;
+            case 11: o->reserved_ = nothing, expected = KOPT_ERROR_OPTION; break;
+            default:
+                if (needed >= 0) *address(t, o, needed) = NULL;
+                expected = KOPT_ERROR_NULL;
             }
             if (what < 6 && t->n == 0 && what != 1) continue; /* its pointers do not matter */
+            if ((what > 9 && !t->arrays) || (what == 12 && needed < 0)) continue;
             bad += !stops(&l, kopt_cuda_plan_set_arrays(&l.plan, first, count, what == 8 ? NULL : moved, stream),
                           expected);
-            ++tried;
+            ++tried, of_arrays += what == 12;
         }
         discard(&l);
     }
@@ -679,7 +752,7 @@ static void refused_arrays(int lists) {
 }
 
 /* An optimizer that may not take the place of `mine`, and why. KOPT_OK: this one may, or is the same. */
-enum { OTHERS = 19 };
+enum { OTHERS = 20 };
 static kopt_result other_optimizer(kopt_optimizer *o, const kopt_optimizer *mine, int which) {
     const kopt_optimizer rules[] = {kopt_sgd(0.01, 0), kopt_sgd(0.01, 0.9), kopt_lion(0.01),  kopt_ema(0.9),
                                     kopt_adamw(0.01),  kopt_adan(0.01),     kopt_radam(0.01), kopt_ranger(0.01)};
@@ -688,7 +761,9 @@ static kopt_result other_optimizer(kopt_optimizer *o, const kopt_optimizer *mine
     switch (which) {
     case 8: o->reserved_[6] = 1; return KOPT_ERROR_OPTION;
     case 9: o->rounding = (kopt_rounding)((o->rounding + 1 + below(4)) % 5); break;
-    case 10: o->moment_format = (kopt_format)((o->moment_format + 1 + below(3)) % 4); break;
+    case 10:
+        o->first_moment_format = o->second_moment_format = (kopt_format)((o->first_moment_format + 1 + below(3)) % 4);
+        break;
     case 11: o->moment_rounding = o->moment_rounding ? KOPT_NEAREST : KOPT_STOCHASTIC; break;
     case 12: o->residual_rounding = o->residual_rounding ? KOPT_NEAREST : KOPT_STOCHASTIC; break;
     case 13: o->amsgrad = !o->amsgrad; return o->rule == KOPT_RULE_ADAM ? KOPT_ERROR_MISMATCH : KOPT_OK;
@@ -699,10 +774,14 @@ static kopt_result other_optimizer(kopt_optimizer *o, const kopt_optimizer *mine
     case 16: o->lr = -1; return KOPT_ERROR_RANGE;
     case 17: o->lr = NAN; return KOPT_ERROR_RANGE;
     case 18: memset(o, 0, sizeof *o); return KOPT_ERROR_UNINITIALIZED;
+    case 19:
+        o->second_moment_format = (kopt_format)((o->second_moment_format + 1 + below(3)) % 4);
+        return ref_moments(o) > 1 ? KOPT_ERROR_MISMATCH : KOPT_OK;
     default:
         *o = rules[which];
         o->rounding = mine->rounding;
-        o->moment_format = mine->moment_format, o->moment_rounding = mine->moment_rounding;
+        o->first_moment_format = mine->first_moment_format, o->second_moment_format = mine->second_moment_format;
+        o->moment_rounding = mine->moment_rounding;
         o->residual_rounding = mine->residual_rounding;
         return o->rule == mine->rule ? KOPT_OK : KOPT_ERROR_MISMATCH;
     }
@@ -954,6 +1033,23 @@ static void refusals(void) {
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     bad_tensor = t, bad_tensor.stable_scale = 1;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
+    for (i = 0; i < 6; ++i) { /* a state in arrays */
+        kopt_state_arrays own = {sizeof own, NULL, {NULL, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL}, NULL,
+                                 NULL,       NULL};
+        static const kopt_result why[] = {KOPT_OK,         KOPT_ERROR_OPTION,  KOPT_ERROR_NULL,
+                                          KOPT_ERROR_NULL, KOPT_ERROR_OVERLAP, KOPT_ERROR_SIZE};
+        wrong = o, wrong.second_moment_format = KOPT_Q8, bad.opt = &wrong;
+        own.residual = state, own.moment[0] = state + 200, own.moment[1] = state + 400, own.scale[1] = state + 500;
+        bad_tensor = t, bad_tensor.arrays = &own;
+        if (i != 1) bad_tensor.state = NULL; /* a block, too */
+        if (i == 2) own.moment[0] = NULL;
+        if (i == 3) own.scale[1] = NULL;
+        if (i == 4) own.moment[0] = state + 199;
+        if (i == 5) own.size = 0;
+        fails += (kopt_cuda_plan_size(&bad, 1) == 0) != (i != 0);
+        if (i != 0) fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != why[i];
+    }
+    bad.opt = &o;
     for (i = 0; i < 4 && sizeof i == 8; ++i) { /* too many elements, or one less; the addresses are not read */
         const uint64_t limit = (uint64_t)1 << (i < 2 ? 40 : 36), base = (uint64_t)1 << 44;
         wrong = o, wrong.stable = i >= 2, bad.opt = &wrong, bad_tensor = t;

@@ -41,7 +41,8 @@ object() { # object NAME ARCHITECTURES
     report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
     cp $out/log $out/$name.ptxas
     # step_kernel_<weight, moment, rounding, how>: the formats are 0 to 3 (fp32, bf16, fp16, 8 bits), how is 0 (Adam), 1
-    # (few) or 2 (any)
+    # (few), 2 (any)
+    # or 3 (mixed)
     awk '
         /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
         /bytes stack frame/ { stack = $1; spill = $5 }
@@ -49,7 +50,7 @@ object() { # object NAME ARCHITECTURES
             for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
             seen++
             usual = name ~ /step_kernel_.*ELi0EEv/
-            any = name ~ /step_kernel_.*ELi2EEv/
+            any = name ~ /step_kernel_.*ELi[23]EEv/
             # of kernels that process elements, those of rare steps may spill a little, and that which measures
             # StableAdamW some values of a round
             most = any ? 160 : name ~ /measure_kernel/ ? 80 : 0
@@ -133,7 +134,7 @@ if [ -z "$clang" ]; then missing "no clang that compiles CUDA"; else
     done
 fi
 { # one kernel of each kind is enough for what only the front end sees
-    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(0, 2, -1, 2)'
+    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(0, 2, -1, 2) X(1, 3, -1, 3)'
     cat $out/plain.cu
 } >$out/few.cu
 # The strict lists of the host's compiler. nvcc's headers and what it makes of device functions warn, too: only what is

@@ -112,7 +112,7 @@ static kopt_optimizer optimizer_of(const mode *m) {
     if (m->rule == 2) o = kopt_adam_atan2(0.01);
     if (m->rule == 3) o = kopt_smooth_lion(0.01, 1);
 #endif
-    o.moment_format = m->moment, o.rounding = m->rounding;
+    o.first_moment_format = o.second_moment_format = m->moment, o.rounding = m->rounding;
     return o;
 }
 
@@ -143,7 +143,7 @@ typedef struct part {
 } part;
 
 static size_t parts_of(part *parts, const kopt_optimizer *o, kopt_format weights, size_t n) {
-    const size_t width_of_moment = width(o->moment_format);
+    const size_t width_of_moment = width(o->first_moment_format);
     const size_t residual = weights == KOPT_F32 || o->rounding < KOPT_KAHAN ? 0 : 2;
     size_t count = 0, at = 64, k;
     const size_t moments = o->rule == KOPT_RULE_SGD ? 0 : o->rule == KOPT_RULE_LION ? 1 : 2;
@@ -230,7 +230,7 @@ static void large_step(const char *name, kopt_format moment_format, uint64_t n) 
     size_t state_size, k, a, bad = 0;
     made_plan p;
     uint64_t i;
-    o.moment_format = moment_format;
+    o.first_moment_format = o.second_moment_format = moment_format;
     state_size = state_bytes(&o, KOPT_BF16, (size_t)n);
     memory = memory_for(name, n, 2 * room + state_size);
     if (!memory) return;
@@ -249,7 +249,7 @@ static void large_step(const char *name, kopt_format moment_format, uint64_t n) 
         const size_t m = n - windows[k] < WINDOW ? (size_t)(n - windows[k]) : WINDOW;
         kopt_optimizer q = kopt_adamw(0.01);
         kopt_tensor w = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, m, state, sizeof state);
-        q.moment_format = moment_format;
+        q.first_moment_format = q.second_moment_format = moment_format;
         w.state_size = kopt_state_size(&q, &w);
         memset(weight, 0x3c, sizeof weight), memset(grad, 0x3d, sizeof grad);
         w.first_index = windows[k];

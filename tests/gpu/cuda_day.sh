@@ -212,7 +212,7 @@ link() { # link NAME OBJECT...
 
 sources='kahan_opt.h kahan_opt_cuda.cuh tests/gpu/cuda.c tests/gpu/cuda_state.c tests/gpu/cuda_day.c
     tests/gpu/cuda_golden.c tests/gpu/cuda_device.h tests/bits/probe.c tests/bits/begun.h
-    tests/unit/inputs.h tests/unit/tap.h bench/cuda.c'
+    tests/unit/inputs.h tests/unit/reference.h tests/unit/tap.h bench/cuda.c'
 [ -z "$rehearse" ] || sources="$sources $(ls tests/gpu/ptx.py tests/gpu/cuda_fake.* 2>/dev/null)"
 stamp="$(cat $sources | cksum) $gpu $compiler $CC ${KOPT_CUDA_FAKE:-}"
 

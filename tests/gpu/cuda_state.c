@@ -1,5 +1,5 @@
-/* cuda_state.c - state blocks on a GPU equal those of kahan_opt.h: made, saved, loaded, and refused. Linked with the
-   object that nvcc makes of kahan_opt_cuda.cuh. Argument: how many tensors (default 400). */
+/* cuda_state.c - states on a GPU, blocks and arrays, equal those of kahan_opt.h: made, saved, loaded, and refused.
+   Linked with the object that nvcc makes of kahan_opt_cuda.cuh. Argument: how many tensors (default 400). */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
 #include "../../kahan_opt_cuda.cuh"
@@ -7,6 +7,7 @@
 
 #include "../unit/tap.h"
 #include "../unit/inputs.h"
+#include "../unit/reference.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,11 +41,13 @@ static void to_host(void *to, const void *from, size_t size) {
 /* ---- A tensor, twice: on the host and on the GPU ----------------------------------------------------------------- */
 
 /* Each array has its offset from an aligned address, and a margin on both sides that nothing may write. */
-enum { WEIGHT, GRAD, STATE, COPY, VALUES, ARRAYS };
+enum { WEIGHT, GRAD, STATE, COPY, VALUES, OWN, ARRAYS = OWN + 11 }; /* from OWN on: a state in arrays of the caller */
 enum { MARGIN = 32, LARGEST = 1000 };
+enum { WITH_COPY = 1, IN_ARRAYS = 2 };
 typedef struct twins {
     kopt_optimizer opt;
     kopt_tensor host, gpu;
+    kopt_state_arrays own[2];
     size_t size[ARRAYS];
     unsigned char *base[2][ARRAYS], *array[2][ARRAYS]; /* 0: on the host, 1: on the GPU */
     kopt_cuda_plan plan;
@@ -70,7 +73,28 @@ static void draw_halves(unsigned char *p, size_t n) {
     }
 }
 
-static void new_twins(twins *t, const kopt_optimizer *opt, kopt_format weights, size_t n, int copy) {
+/* Array a of a state, from OWN on. */
+static void **own_array(kopt_state_arrays *own, size_t a) {
+    switch (a) {
+    case OWN: return &own->residual;
+    case OWN + 1: return &own->slow;
+    case OWN + 2: return &own->slow_residual;
+    default: return a < OWN + 7 ? &own->moment[a - OWN - 3] : &own->scale[a - OWN - 7];
+    }
+}
+
+/* Sets the pointers of a state to the arrays of array[] that have elements. */
+static void set_own(kopt_tensor *t, kopt_state_arrays *own, unsigned char *const array[], const size_t size[]) {
+    size_t a;
+    memset(own, 0, sizeof *own);
+    own->size = sizeof *own;
+    for (a = OWN; a < ARRAYS; a++)
+        if (size[a] != 0) *own_array(own, a) = array[a];
+    t->arrays = own;
+}
+
+static void new_twins(twins *t, const kopt_optimizer *opt, kopt_format weights, size_t n, int with) {
+    const ref_layout l = ref_layout_of(opt, weights, n);
     size_t a, i;
     memset(t, 0, sizeof *t);
     t->opt = *opt;
@@ -83,8 +107,17 @@ static void new_twins(twins *t, const kopt_optimizer *opt, kopt_format weights, 
     t->host.state_size = kopt_state_size(opt, &t->host);
     t->size[WEIGHT] = n * width(weights);
     t->size[GRAD] = n * width(t->host.grad_format);
+    if (with & IN_ARRAYS) {
+        t->host.state_size = 0;
+        t->size[OWN] = n * l.residual_width;
+        t->size[OWN + 1] = n * l.slow_width, t->size[OWN + 2] = n * l.slow_residual_width;
+        for (i = 0; i < 4; i++) {
+            t->size[OWN + 3 + i] = n * l.moment_width[i];
+            t->size[OWN + 7 + i] = (size_t)(ref_coded(opt) >> i & 1) * ((n + 255) / 256 * 4);
+        }
+    }
     t->size[STATE] = t->host.state_size;
-    t->size[COPY] = copy ? n * width(t->host.copy_format) : 0;
+    t->size[COPY] = with & WITH_COPY ? n * width(t->host.copy_format) : 0;
     t->size[VALUES] = 4 * n;
     for (a = 0; a < ARRAYS; a++) {
         const size_t size = t->size[a] + 2 * MARGIN, unit = a == VALUES ? 4 : 1 + below(2);
@@ -108,7 +141,11 @@ static void new_twins(twins *t, const kopt_optimizer *opt, kopt_format weights, 
     t->host.weight = t->array[0][WEIGHT], t->gpu.weight = t->array[1][WEIGHT];
     t->host.grad = t->array[0][GRAD], t->gpu.grad = t->array[1][GRAD];
     if (t->host.state_size != 0) t->host.state = t->array[0][STATE], t->gpu.state = t->array[1][STATE];
-    if (copy) t->host.copy = t->array[0][COPY], t->gpu.copy = t->array[1][COPY];
+    if (with & WITH_COPY) t->host.copy = t->array[0][COPY], t->gpu.copy = t->array[1][COPY];
+    if (with & IN_ARRAYS) {
+        set_own(&t->host, &t->own[0], t->array[0], t->size);
+        set_own(&t->gpu, &t->own[1], t->array[1], t->size);
+    }
 }
 
 static void new_plan(twins *t) {
@@ -170,7 +207,8 @@ static kopt_optimizer any_optimizer(void) {
     default: o = kopt_adamw(0.01);
     }
     o.rounding = (kopt_rounding)below(5);
-    o.moment_format = (kopt_format)below(4);
+    o.first_moment_format = (kopt_format)below(4);
+    o.second_moment_format = below(2) ? o.first_moment_format : (kopt_format)below(4);
     o.moment_rounding = (kopt_rounding)below(2);
     o.residual_rounding = (kopt_rounding)below(2);
     o.seed = (uint64_t)noise() << 32 | noise();
@@ -182,28 +220,31 @@ static kopt_optimizer any_optimizer(void) {
 
 static void inits(int count) {
     static const char *const name[] = {"weight", "gradient", "state", "copy", "fp32 weights"};
-    int bad = 0, kept = 0, sizes[3] = {0, 0, 0}, k;
+    int bad = 0, kept = 0, own = 0, sizes[3] = {0, 0, 0}, k;
     for (k = 0; k < count; k++) {
         const kopt_optimizer o = any_optimizer();
         const int from_values = below(3) != 0;
         twins t;
         kopt_result host, gpu;
-        new_twins(&t, &o, (kopt_format)below(3), below(8) ? 1 + below(700) : 1 + below(10), below(2) != 0);
+        new_twins(&t, &o, (kopt_format)below(3), below(8) ? 1 + below(700) : 1 + below(10), (int)below(4));
         host = kopt_state_init(&o, &t.host, 1, from_values ? (void *)t.array[0][VALUES] : NULL);
         gpu = kopt_cuda_state_init(&o, &t.gpu, 1, from_values ? (void *)t.array[1][VALUES] : NULL, stream);
         if (host != KOPT_OK || gpu != KOPT_OK || difference(&t) != ARRAYS) {
             if (bad++ == 0)
-                note("rule %d, weights %d, rounding %d, moments %d, n %d, results %d and %d: %s", (int)o.rule,
-                     (int)t.host.weight_format, (int)o.rounding, (int)o.moment_format, (int)t.host.n, (int)host,
-                     (int)gpu, difference(&t) < ARRAYS ? name[difference(&t)] : "");
+                note("rule %d, weights %d, rounding %d, moments %d and %d, n %d, results %d and %d: %s", (int)o.rule,
+                     (int)t.host.weight_format, (int)o.rounding, (int)o.first_moment_format,
+                     (int)o.second_moment_format, (int)t.host.n, (int)host, (int)gpu,
+                     difference(&t) < OWN ? name[difference(&t)] : "an array of the state");
         }
         kept += !from_values;
-        sizes[t.host.state_size == 0 ? 0 : o.rule == KOPT_RULE_RANGER ? 2 : 1]++;
+        own += t.host.arrays != NULL;
+        sizes[kopt_state_size(&o, &t.host) == 0 ? 0 : o.rule == KOPT_RULE_RANGER ? 2 : 1]++;
         free_twins(&t);
     }
-    ok(bad == 0, "%d blocks are made on the GPU as on the host, with weights and copy", count);
-    ok(count < 100 || (kept > 0 && sizes[0] > 0 && sizes[1] > 0 && sizes[2] > 0),
-       "of these %d from the weights as they are, %d without a block, %d with slow weights", kept, sizes[0], sizes[2]);
+    ok(bad == 0, "%d states are made on the GPU as on the host, with weights and copy", count);
+    ok(count < 100 || (kept > 0 && own > 0 && sizes[0] > 0 && sizes[1] > 0 && sizes[2] > 0),
+       "of these %d from the weights as they are, %d in arrays, %d without a state, %d with slow weights", kept, own,
+       sizes[0], sizes[2]);
 }
 
 /* The fp32 weights may be the copy itself. */
@@ -230,21 +271,35 @@ static void init_from_copy(void) {
 /* ---- refusals: the results are those of the host, and nothing is written ----------------------------------------- */
 
 static void refusals(void) {
-    enum { CASES = 12 };
+    enum { BLOCKS = 12, CASES = 20 };
     kopt_optimizer o = kopt_adamw(1e-3);
     int i, bad = 0, refused = 0;
-    twins t;
-    new_twins(&t, &o, KOPT_BF16, 100, 1);
+    twins t, u;
+    o.second_moment_format = KOPT_Q8;
+    new_twins(&t, &o, KOPT_BF16, 100, WITH_COPY);
+    new_twins(&u, &o, KOPT_BF16, 100, WITH_COPY | IN_ARRAYS);
     for (i = 0; i < CASES; i++) {
+        twins *const v = i < BLOCKS ? &t : &u;
         kopt_optimizer opt = o;
         kopt_tensor pair[2];
-        const void *values[2] = {t.array[0][VALUES], t.array[1][VALUES]};
+        kopt_state_arrays own[2];
+        const void *values[2] = {v->array[0][VALUES], v->array[1][VALUES]};
         kopt_result host, gpu;
         int k;
-        pair[0] = t.host, pair[1] = t.gpu;
+        pair[0] = v->host, pair[1] = v->gpu;
+        own[0] = v->own[0], own[1] = v->own[1];
         for (k = 0; k < 2; k++) {
             kopt_tensor *const p = &pair[k];
+            if (i >= BLOCKS) p->arrays = &own[k];
             switch (i) {
+            case BLOCKS: p->state = v->array[k][VALUES]; break;
+            case BLOCKS + 1: own[k].size++; break;
+            case BLOCKS + 2: own[k].reserved_ = p; break;
+            case BLOCKS + 3: own[k].residual = NULL; break;
+            case BLOCKS + 4: own[k].scale[1] = NULL; break;
+            case BLOCKS + 5: own[k].moment[0] = (char *)own[k].residual + 199; break;
+            case BLOCKS + 6: own[k].scale[1] = (char *)own[k].moment[1] + 99; break;
+            case BLOCKS + 7: own[k].moment[1] = p->copy; break;
             case 0: opt.made_ = 0; break;
             case 1: opt.lr = -1; break;
             case 2: pair[0].weight_format = pair[1].weight_format = (kopt_format)9; break;
@@ -273,11 +328,12 @@ static void refusals(void) {
     }
     bad += kopt_cuda_state_init(&o, NULL, 1, NULL, stream) != KOPT_ERROR_NULL;
     bad += kopt_cuda_state_init(NULL, &t.gpu, 1, NULL, stream) != kopt_state_init(NULL, &t.host, 1, NULL);
-    ok(bad == 0 && difference(&t) == ARRAYS, "init refuses what the host refuses, and writes nothing");
+    ok(bad == 0 && difference(&t) == ARRAYS && difference(&u) == ARRAYS,
+       "init refuses what the host refuses, and writes nothing");
     t.gpu.n = 0;
     ok(kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) == KOPT_OK && difference(&t) == ARRAYS,
        "no elements, no work");
-    free_twins(&t);
+    free_twins(&t), free_twins(&u);
 }
 
 /* ---- save and load ----------------------------------------------------------------------------------------------- */
@@ -291,36 +347,53 @@ static void gpu_steps(twins *t, int count) {
         if (kopt_cuda_plan_step(&t->plan, stream) != KOPT_OK) printf("Bail out! a step on the GPU\n"), exit(1);
 }
 
-/* A tensor in host memory with the description of t and its own weights and state block, full of noise. */
+/* A tensor in host memory with the description of t and its own weights and state, full of noise. */
 typedef struct backup {
     kopt_optimizer opt;
     kopt_tensor tensor;
-    unsigned char *weight, *state;
+    kopt_state_arrays own;
+    unsigned char *array[ARRAYS]; /* NULL: gradient, copy and fp32 weights */
 } backup;
 
+static void spoil(backup *b, const twins *t) {
+    int a;
+    for (a = 0; a < ARRAYS; a++)
+        if (b->array[a] != NULL) memset(b->array[a], 0x5a, t->size[a] + 1);
+}
+
 static void new_backup(backup *b, const twins *t) {
+    int a;
+    memset(b, 0, sizeof *b);
     b->opt = t->opt, b->tensor = t->host;
-    cudaHostAlloc((void **)&b->weight, t->size[WEIGHT] + 1, cudaHostAllocDefault);
-    cudaHostAlloc((void **)&b->state, t->size[STATE] + 1, cudaHostAllocDefault);
-    memset(b->weight, 0x5a, t->size[WEIGHT] + 1), memset(b->state, 0x5a, t->size[STATE] + 1);
-    b->tensor.weight = b->weight;
-    if (t->size[STATE] != 0) b->tensor.state = b->state;
+    for (a = 0; a < ARRAYS; a++)
+        if (a == WEIGHT || a == STATE || a >= OWN)
+            cudaHostAlloc((void **)&b->array[a], t->size[a] + 1, cudaHostAllocDefault);
+    spoil(b, t);
+    b->tensor.weight = b->array[WEIGHT];
+    if (t->size[STATE] != 0) b->tensor.state = b->array[STATE];
+    if (t->host.arrays != NULL) set_own(&b->tensor, &b->own, b->array, t->size);
     b->tensor.copy = b->tensor.grad = NULL;
 }
 
-static void free_backup(backup *b) { cudaFreeHost(b->weight), cudaFreeHost(b->state); }
+static void free_backup(backup *b) {
+    int a;
+    for (a = 0; a < ARRAYS; a++)
+        if (b->array[a] != NULL) cudaFreeHost(b->array[a]);
+}
 
 /* Is it what the host has, and nothing behind it? */
 static int backup_differs(const backup *b, const twins *t) {
-    return memcmp(b->weight, t->host.weight, t->size[WEIGHT]) != 0 || b->weight[t->size[WEIGHT]] != 0x5a ||
-           (t->size[STATE] != 0 && memcmp(b->state, t->host.state, t->size[STATE]) != 0) ||
-           b->state[t->size[STATE]] != 0x5a;
+    int a, bad = 0;
+    for (a = 0; a < ARRAYS; a++)
+        if (b->array[a] != NULL)
+            bad += memcmp(b->array[a], t->array[0][a], t->size[a]) != 0 || b->array[a][t->size[a]] != 0x5a;
+    return bad;
 }
 
 /* Steps, save, kopt_save, kopt_load, load into other memory, steps: each time the bits of the host, which goes on
    without a break. */
 static void checkpoints(int count) {
-    int bad_save = 0, bad_list = 0, bad_load = 0, bad_steps = 0, blocks = 0, k;
+    int bad_save = 0, bad_list = 0, bad_load = 0, bad_steps = 0, blocks = 0, own = 0, k, a;
     for (k = 0; k < count; k++) {
         const kopt_optimizer o = any_optimizer();
         const int steps = 1 + (int)below(4);
@@ -329,7 +402,7 @@ static void checkpoints(int count) {
         size_t size;
         backup b;
         twins t;
-        new_twins(&t, &o, KOPT_BF16, 1 + below(600), below(2) != 0);
+        new_twins(&t, &o, KOPT_BF16, 1 + below(600), (int)below(4));
         bad_save += kopt_state_init(&o, &t.host, 1, NULL) != KOPT_OK;
         bad_save += kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) != KOPT_OK;
         new_plan(&t);
@@ -342,16 +415,15 @@ static void checkpoints(int count) {
         to_host(&begun, kopt_cuda_plan_steps(&t.plan, 0), 4);
         bad_save += begun != o.step + (uint32_t)steps || begun != t.opt.step || b.opt.step != begun;
         bad_save += difference(&t) != ARRAYS || backup_differs(&b, &t);
-        blocks += t.size[STATE] != 0;
+        blocks += t.size[STATE] != 0, own += t.host.arrays != NULL;
         size = kopt_save_size(&t.opt, &t.host, 1);
         ours = malloc(size), theirs = malloc(size);
         bad_list += kopt_save(&t.opt, &t.host, 1, ours, size) != KOPT_OK;
         bad_list += kopt_save(&b.opt, &b.tensor, 1, theirs, size) != KOPT_OK || memcmp(ours, theirs, size) != 0;
         /* a new program: nothing is left but the checkpoint */
-        memset(b.weight, 0x5a, t.size[WEIGHT]), memset(b.state, 0x5a, t.size[STATE]);
-        cudaMemsetAsync(t.gpu.weight, 0xee, t.size[WEIGHT], stream);
-        if (t.size[STATE] != 0) cudaMemsetAsync(t.gpu.state, 0xee, t.size[STATE], stream);
-        if (t.gpu.copy != NULL) cudaMemsetAsync(t.gpu.copy, 0xee, t.size[COPY], stream);
+        spoil(&b, &t);
+        for (a = 0; a < ARRAYS; a++)
+            if (a != GRAD && a != VALUES && t.size[a] != 0) cudaMemsetAsync(t.array[1][a], 0xee, t.size[a], stream);
         b.opt = o;
         bad_load += kopt_load(&b.opt, &b.tensor, 1, theirs, size) != KOPT_OK || b.opt.step != begun;
         bad_load += kopt_cuda_state_load(&b.opt, &t.gpu, &b.tensor, stream) != KOPT_OK;
@@ -377,9 +449,11 @@ static void checkpoints(int count) {
         free_backup(&b);
         free_twins(&t);
     }
-    ok(bad_save == 0, "%d saved blocks are those of the host, with the step that the GPU counted", blocks);
+    ok(bad_save == 0 && (count < 20 || own > 0),
+       "%d saved blocks, and %d states in arrays, are those of the host, with the step that the GPU counted", blocks,
+       own);
     ok(bad_list == 0, "... and kopt_save makes the same checkpoint of them");
-    ok(bad_load == 0, "loaded into other memory they are the host's blocks");
+    ok(bad_load == 0, "loaded into other memory they are the host's states");
     ok(bad_steps == 0, "and the run goes on with the same bits");
 }
 
@@ -442,7 +516,7 @@ static void bad_blocks(void) {
     bad += kopt_cuda_state_save(&t.plan, 0, &b.opt, &t.gpu, &wrong, stream) != KOPT_ERROR_OVERLAP;
     bad += kopt_cuda_plan_steps(&t.plan, 1) != NULL || kopt_cuda_plan_steps(NULL, 0) != NULL;
     finish();
-    bad += b.weight[0] != 0x5a || b.state[0] != 0x5a || memcmp(&before, &b, sizeof b) != 0;
+    bad += b.array[WEIGHT][0] != 0x5a || b.array[STATE][0] != 0x5a || memcmp(&before, &b, sizeof b) != 0;
     ok(bad == 0 && difference(&t) == ARRAYS, "save refuses wrong arguments");
 
     bad = kopt_cuda_state_load(&o, &t.gpu, &b.tensor, stream) != KOPT_ERROR_STATE; /* noise */
@@ -458,11 +532,45 @@ static void bad_blocks(void) {
     wrong = t.gpu, wrong.state_size--;
     bad += kopt_cuda_state_load(&o, &wrong, &b.tensor, stream) != KOPT_ERROR_SIZE;
     bad += kopt_cuda_state_load(&o, &t.gpu, &t.gpu, stream) != KOPT_ERROR_OVERLAP;
-    b.state[12] ^= 1; /* the id in the block */
+    b.array[STATE][12] ^= 1; /* the id in the block */
     bad += kopt_cuda_state_load(&o, &t.gpu, &b.tensor, stream) != KOPT_ERROR_MISMATCH;
     finish();
     ok(bad == 0 && difference(&t) == ARRAYS, "load refuses noise and foreign blocks before it writes");
     free_backup(&b), free_twins(&t);
+}
+
+/* Arrays on one side only, and arrays that are not two: nothing is written. */
+static void bad_arrays(void) {
+    kopt_optimizer o = kopt_adamw(1e-3);
+    kopt_tensor wrong;
+    kopt_state_arrays own;
+    backup b, block;
+    twins t, u;
+    int bad = 0;
+    new_twins(&t, &o, KOPT_BF16, 300, IN_ARRAYS);
+    new_twins(&u, &o, KOPT_BF16, 300, 0);
+    u.host.id = u.gpu.id = t.gpu.id, u.host.first_index = u.gpu.first_index = t.gpu.first_index;
+    bad += kopt_state_init(&o, &t.host, 1, NULL) != KOPT_OK || kopt_state_init(&o, &u.host, 1, NULL) != KOPT_OK;
+    bad += kopt_cuda_state_init(&o, &t.gpu, 1, NULL, stream) != KOPT_OK;
+    bad += kopt_cuda_state_init(&o, &u.gpu, 1, NULL, stream) != KOPT_OK;
+    new_plan(&t);
+    new_backup(&b, &t), new_backup(&block, &u);
+    bad += kopt_cuda_state_save(&t.plan, 0, &b.opt, &t.gpu, &block.tensor, stream) != KOPT_ERROR_OPTION;
+    bad += kopt_cuda_state_save(&t.plan, 0, &b.opt, &u.gpu, &b.tensor, stream) != KOPT_ERROR_OPTION;
+    bad += kopt_cuda_state_load(&o, &t.gpu, &u.host, stream) != KOPT_ERROR_OPTION;
+    bad += kopt_cuda_state_load(&o, &u.gpu, &t.host, stream) != KOPT_ERROR_OPTION;
+    own = b.own, own.moment[1] = (char *)t.own[1].residual + 599;
+    wrong = b.tensor, wrong.arrays = &own;
+    bad += kopt_cuda_state_save(&t.plan, 0, &b.opt, &t.gpu, &wrong, stream) != KOPT_ERROR_OVERLAP;
+    bad += kopt_cuda_state_load(&o, &t.gpu, &wrong, stream) != KOPT_ERROR_OVERLAP;
+    own = b.own, own.moment[1] = NULL;
+    bad += kopt_cuda_state_save(&t.plan, 0, &b.opt, &t.gpu, &wrong, stream) != KOPT_ERROR_NULL;
+    bad += kopt_cuda_state_load(&o, &t.gpu, &wrong, stream) != KOPT_ERROR_NULL;
+    finish();
+    bad += b.array[WEIGHT][0] != 0x5a || b.array[OWN][0] != 0x5a || block.array[STATE][0] != 0x5a;
+    ok(bad == 0 && difference(&t) == ARRAYS && difference(&u) == ARRAYS,
+       "save and load refuse a block for arrays, arrays for a block, and arrays in two places");
+    free_backup(&b), free_backup(&block), free_twins(&t), free_twins(&u);
 }
 
 /* ---- capture ----------------------------------------------------------------------------------------------------- */
@@ -540,6 +648,7 @@ int main(int argc, char **argv) {
     checkpoints(count / 2);
     skipped();
     bad_blocks();
+    bad_arrays();
     captures();
     words();
     return done();

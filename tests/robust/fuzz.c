@@ -97,6 +97,7 @@ typedef struct world {
     kopt_optimizer opt;
     kopt_step step;
     kopt_tensor t[TENSORS], list[LIST];
+    kopt_state_arrays arrays[TENSORS], found; /* those of t[i], if its state is no block */
     kopt_counts counts[TENSORS];
     kopt_norm norm[2];
     kopt_scaler scaler;
@@ -138,10 +139,23 @@ static void *fit(void *p, size_t size) {
 
 static int is_long(size_t n) { return n > LONGEST; } /* those are all beyond the address space */
 
+/* The arrays of a state, in the order of kopt_state_arrays. */
+enum { RESIDUAL, MOMENT, SCALE = MOMENT + 4, SLOW = SCALE + 4, SLOW_RESIDUAL, STATE_ARRAYS };
+static void **array_of(kopt_state_arrays *a, int i) {
+    return i == RESIDUAL ? &a->residual
+           : i < SCALE   ? &a->moment[i - MOMENT]
+           : i < SLOW    ? &a->scale[i - SCALE]
+           : i == SLOW   ? &a->slow
+                         : &a->slow_residual;
+}
+
 static void fit_tensor(kopt_tensor *t) {
+    kopt_state_arrays *const arrays = &w.arrays[t - w.t];
     size_t room;
+    int i;
     if (is_long(t->n)) return;
     t->weight = fit(t->weight, 4 * t->n), t->grad = fit(t->grad, 4 * t->n), t->copy = fit(t->copy, 4 * t->n);
+    for (i = 0; i < STATE_ARRAYS; ++i) *array_of(arrays, i) = fit(*array_of(arrays, i), 4 * t->n);
     if (t->state == NULL) return;
     room = (size_t)(w.memory + ROOM - (unsigned char *)t->state);
     if (t->state_size > room) t->state_size = room;
@@ -171,8 +185,11 @@ static void make_optimizer(void) {
     static const uint32_t step[] = {0, 0, 1, 2, 999, 0x80000000u, 0xfffffffeu, 0xffffffffu};
     kopt_optimizer *o = &w.opt;
     *o = any_rule();
-    usual_format = (kopt_format)((below(3) + 1) % 3), o->moment_format = (kopt_format)((below(4) + 1) % 4);
-    if (below(3) == 0) usual_format = o->moment_format = KOPT_BF16; /* the hot kernels */
+    usual_format = (kopt_format)((below(3) + 1) % 3),
+    o->first_moment_format = o->second_moment_format = (kopt_format)((below(4) + 1) % 4);
+    if (below(3) == 2) o->second_moment_format = (kopt_format)below(4);
+    if (below(3) == 0)
+        usual_format = o->first_moment_format = o->second_moment_format = KOPT_BF16; /* the hot kernels */
     o->rounding = (kopt_rounding)((below(5) + 2) % 5);
     o->moment_rounding = (kopt_rounding)(1 - below(2));
     o->residual_rounding = (kopt_rounding)(1 - below(2));
@@ -192,7 +209,6 @@ static void make_optimizer(void) {
     }
     o->zero_grad = (int)below(2);
     if (o->rule == KOPT_RULE_EMA && byte() & 15) { /* which takes no options */
-        o->lr = o->lr > 1 ? 1 : o->lr;
         o->weight_decay = 0, o->maximize = o->zero_grad = o->moments_only = 0;
     }
     o->seed = (uint64_t)word() << 32 | 0x9e3779b9u;
@@ -202,7 +218,9 @@ static void change_optimizer(void) {
     kopt_optimizer *o = &w.opt;
     double *const number[] = {&o->lr,       &o->max_lr,    &o->weight_decay, &o->beta1, &o->beta2, &o->eps,
                               &o->momentum, &o->dampening, &o->grad_scale,   &o->clip,  &o->beta3, &o->lookahead_rate};
-    uint32_t k = below(33);
+    uint32_t k = below(35);
+    if (k == 34) o->second_moment_format = (kopt_format)any_enum();
+    if (k == 33) o->reserved32_ = word();
     if (k == 32) o->made_ = below(2) ? word() : KOPT_FOREIGN_;
     if (k == 28) o->atan2_a = any_double();
     if (k == 29) o->atan2_b = any_double();
@@ -217,7 +235,7 @@ static void change_optimizer(void) {
     if (k == 10) o->rule = (kopt_rule)any_enum();
     if (k == 11) o->reserved_[below(7)] = (uint64_t)1 << below(64);
     if (k == 12) o->rounding = (kopt_rounding)any_enum();
-    if (k == 13) o->moment_format = (kopt_format)any_enum();
+    if (k == 13) o->first_moment_format = (kopt_format)any_enum();
     if (k == 14) o->moment_rounding = (kopt_rounding)any_enum();
     if (k == 15) o->residual_rounding = (kopt_rounding)any_enum();
     if (k == 16) o->decay_mode = (kopt_decay_mode)any_enum();
@@ -253,15 +271,56 @@ static uint64_t an_index(void) {
     return k < 11 ? table[k] : k < 32 ? word() : 0;
 }
 
+/* Of array i of a state, the bytes of an element (a scale: of a block), the elements, where it is in a block; and where
+   it is. A block, if there is one, has room for it. */
+static size_t width_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
+    const ref_layout l = ref_layout_of(o, t->weight_format, t->n);
+    if (i >= SCALE && i < SLOW) return ref_coded(o) >> (i - SCALE) & 1 ? 4 : 0;
+    return i == RESIDUAL ? l.residual_width
+           : i < SCALE   ? l.moment_width[i - MOMENT]
+           : i == SLOW   ? l.slow_width
+                         : l.slow_residual_width;
+}
+
+static size_t bytes_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
+    return width_of(o, t, i) * (i >= SCALE && i < SLOW ? (t->n + 255) / 256 : t->n);
+}
+
+static size_t offset_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
+    const ref_layout l = ref_layout_of(o, t->weight_format, t->n);
+    return i == RESIDUAL ? l.residual
+           : i < SCALE   ? l.moment[i - MOMENT]
+           : i < SLOW    ? l.scale[i - SCALE]
+           : i == SLOW   ? l.slow
+                         : l.slow_residual;
+}
+
+static unsigned char *place_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
+    if (width_of(o, t, i) == 0) return NULL;
+    if (t->arrays == NULL) return t->state == NULL ? NULL : (unsigned char *)t->state + offset_of(o, t, i);
+    return *array_of((kopt_state_arrays *)(uintptr_t)t->arrays, i);
+}
+
 static void make_tensor(kopt_tensor *t) {
     const kopt_format f = below(6) == 5 ? (kopt_format)below(3) : usual_format; /* a list may mix them */
     size_t n = a_length(), state = ref_layout_of(&w.opt, f, n).size;
+    kopt_state_arrays *const arrays = &w.arrays[t - w.t];
+    int i;
     kopt_format grad = (kopt_format)((below(3) + 1) % 3);
     if (f == KOPT_BF16 && below(2)) grad = KOPT_BF16;
     *t = kopt_tensor_of(NULL, f, NULL, grad, n, NULL, state);
     t->weight = take(n * ref_width(f));
     t->grad = take(n * ref_width(grad));
-    if (state != 0) t->state = take(state);
+    memset(arrays, 0, sizeof *arrays);
+    if (below(3) == 2) { /* a state in arrays; those that are not needed may be anywhere */
+        arrays->size = sizeof *arrays, t->arrays = arrays, t->state_size = 0;
+        for (i = 0; i < STATE_ARRAYS; ++i) {
+            const size_t bytes = bytes_of(&w.opt, t, i);
+            if (bytes != 0 || byte() & 1) *array_of(arrays, i) = take(bytes);
+        }
+    } else if (state != 0) {
+        t->state = take(state);
+    }
     if (below(3) == 2) t->copy_format = (kopt_format)below(3), t->copy = take(n * ref_width(t->copy_format));
     t->id = 3 * (uint32_t)(t - w.t) + below(4), t->first_index = an_index(); /* mostly increasing */
     if (below(4) == 3) t->rate_scale = below(2) ? 0.5 : 2;
@@ -275,7 +334,8 @@ static void make_tensor(kopt_tensor *t) {
 static size_t first_aligned(void) { return (size_t)(-(intptr_t)w.memory & 7); }
 
 static void change_tensor(kopt_tensor *t) {
-    uint32_t k = below(20);
+    kopt_state_arrays *const arrays = &w.arrays[t - w.t];
+    uint32_t k = below(24);
     void *p = byte() & 1 ? NULL : w.memory + below(ROOM);
     if (k == 0) t->weight = p;
     if (k == 1) t->grad = p;
@@ -306,11 +366,22 @@ static void change_tensor(kopt_tensor *t) {
     if (k == 17) t->no_decay = any_enum();
     if (k == 18) t->reserved_[below(2)] = (uint64_t)1 << below(64);
     if (k == 19) {
-        if (below(2))
-            t->reserved32_ = word();
-        else
-            t->reserved_array_ = p;
+        t->reserved32_ = word();
     }
+    if (k == 20) {
+        if (byte() & 1) t->state = NULL;
+        t->arrays = t->arrays ? NULL : arrays;
+    }
+    if (k == 21) *array_of(arrays, (int)below(STATE_ARRAYS)) = p;
+    if (k == 22) { /* at the edge of another array, or on it */
+        const kopt_tensor *from = &w.t[below(TENSORS)];
+        unsigned char *base = below(2) ? from->weight : *array_of(&w.arrays[from - w.t], (int)below(STATE_ARRAYS));
+        if (base != NULL && base > w.memory + 8) *array_of(arrays, (int)below(STATE_ARRAYS)) = base + below(9) - 4;
+    }
+    if (k == 23 && byte() & 1)
+        arrays->size = below(2) ? sizeof *arrays : below(200);
+    else if (k == 23)
+        arrays->reserved_ = arrays->reserved_ ? NULL : p;
     fit_tensor(t);
 }
 
@@ -340,7 +411,7 @@ static void change_step(void) {
         if (ref_is_nan(KOPT_F32, ref_bits(*number[k]))) *number[k] = ref_float(0x7fc00000);
     }
     if (k == 11) s->rule = (kopt_rule)any_enum();
-    if (k == 13) s->moment_format = (kopt_format)any_enum();
+    if (k == 13) *(byte() & 1 ? &s->first_moment_format : &s->second_moment_format) = (kopt_format)any_enum();
     if (k == 14) s->rounding = (kopt_rounding)any_enum();
     if (k == 15) s->moment_rounding = (kopt_rounding)any_enum();
     if (k == 16) s->residual_rounding = (kopt_rounding)any_enum();
@@ -388,9 +459,10 @@ static int optimizer_good(const kopt_optimizer *o) {
     int i;
     if (o->made_ != kopt_sgd(0, 0).made_) return 0;
     for (i = 0; i < 7; ++i)
-        if (o->reserved_[i] != 0) return 0;
+        if (o->reserved_[i] != 0 || o->reserved32_ != 0) return 0;
     if (!in_enum((int)o->rule, KOPT_RULE_ADAM_ATAN2)) return 0;
-    if (!in_enum((int)o->moment_format, KOPT_Q8) || !in_enum((int)o->rounding, KOPT_EXACT)) return 0;
+    if (!in_enum((int)o->first_moment_format, KOPT_Q8) || !in_enum((int)o->second_moment_format, KOPT_Q8)) return 0;
+    if (!in_enum((int)o->rounding, KOPT_EXACT)) return 0;
     if (!in_enum((int)o->moment_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)o->residual_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)o->decay_mode, KOPT_DECAY_FULLY_DECOUPLED)) return 0;
@@ -398,7 +470,7 @@ static int optimizer_good(const kopt_optimizer *o) {
     if (!within(o->grad_scale, -most, most) || !within(o->clip, -most, most)) return 0;
     if (o->decay_mode == KOPT_DECAY_FULLY_DECOUPLED && !(within(o->max_lr, 0, most) && o->max_lr > 0)) return 0;
     if (o->rule == KOPT_RULE_EMA)
-        return within(o->lr, 0, 1) && within(o->weight_decay, 0, 0) && !o->moments_only && !o->zero_grad &&
+        return within(o->beta1, 0, 1) && within(o->weight_decay, 0, 0) && !o->moments_only && !o->zero_grad &&
                !o->maximize;
     if (o->rule != KOPT_RULE_SGD) {
         if (!is_beta(o->beta1) || !is_beta(o->beta2) || (o->rule == KOPT_RULE_ADAN && !is_beta(o->beta3))) return 0;
@@ -440,11 +512,16 @@ typedef struct span {
     size_t size;
 } span;
 
-/* Weight, state, copy, gradient, counts. */
-enum { COPY_SPAN = 2, GRAD_SPAN = 3, COUNTS_SPAN = 4, SPANS = 5 };
+/* Weight, state block, copy, gradient, counts, the arrays of a state that is no block. */
+enum { COPY_SPAN = 2, GRAD_SPAN = 3, COUNTS_SPAN = 4, ARRAY_SPANS = 5, SPANS = ARRAY_SPANS + STATE_ARRAYS };
 static void spans(const kopt_optimizer *o, const kopt_tensor *t, span s[SPANS]) {
+    int i;
     s[0].p = t->weight, s[0].size = t->n * weight_width(t);
-    s[1].p = t->state, s[1].size = t->n ? layout_of(o, t).size : 0;
+    for (i = 0; i < STATE_ARRAYS; ++i) {
+        s[ARRAY_SPANS + i].p = t->arrays ? place_of(o, t, i) : NULL;
+        s[ARRAY_SPANS + i].size = s[ARRAY_SPANS + i].p ? bytes_of(o, t, i) : 0;
+    }
+    s[1].p = t->state, s[1].size = t->n && !t->arrays ? layout_of(o, t).size : 0;
     s[2].p = t->copy, s[2].size = t->n * ref_width(t->copy_format);
     s[3].p = t->grad, s[3].size = t->n * ref_width(t->grad_format);
     s[4].p = t->counts, s[4].size = sizeof *t->counts;
@@ -454,9 +531,22 @@ static int fields_good(const kopt_tensor *t) {
     if (!in_enum((int)t->weight_format, KOPT_FP16) || !in_enum((int)t->grad_format, KOPT_FP16)) return 0;
     if (t->copy != NULL && !in_enum((int)t->copy_format, KOPT_FP16)) return 0;
     if (is_long(t->n) || t->first_index >> 63) return 0;
-    if (t->reserved_array_ != NULL || t->reserved32_ != 0 || t->reserved_[0] != 0 || t->reserved_[1] != 0) return 0;
+    if (t->reserved32_ != 0 || t->reserved_[0] != 0 || t->reserved_[1] != 0) return 0;
     return within(t->rate_scale, 0, most) && within(t->stable_scale, 0, most) && bits_of(t->rate_scale) >> 63 == 0 &&
            bits_of(t->stable_scale) >> 63 == 0;
+}
+
+/* May a tensor have these arrays, whatever its options need? */
+static int form_good(const kopt_tensor *t) {
+    const kopt_state_arrays *a = t->arrays;
+    return a == NULL || (a->size == sizeof *a && a->reserved_ == NULL && t->state == NULL);
+}
+
+static int arrays_good(const kopt_optimizer *o, const kopt_tensor *t) {
+    int i;
+    for (i = 0; i < STATE_ARRAYS; ++i)
+        if (bytes_of(o, t, i) != 0 && place_of(o, t, i) == NULL) return 0;
+    return form_good(t);
 }
 
 /* A tensor of the formats and rules of an optimizer; of a step, see formats_of. */
@@ -467,7 +557,7 @@ static int tensor_good(const kopt_optimizer *o, const kopt_tensor *t, int with_g
     if (t->n == 0) return 1;
     spans(o, t, s);
     if (t->weight == NULL || (with_grad && t->grad == NULL)) return 0;
-    if (s[1].size != 0 && (t->state == NULL || t->state_size < s[1].size)) return 0;
+    if (t->arrays ? !arrays_good(o, t) : s[1].size != 0 && (t->state == NULL || t->state_size < s[1].size)) return 0;
     for (i = 0; i < SPANS; ++i)
         for (k = i + 1; k < SPANS; ++k)
             if ((with_grad || (i != GRAD_SPAN && k != GRAD_SPAN)) && share(s[i].p, s[i].size, s[k].p, s[k].size))
@@ -495,22 +585,42 @@ static uint64_t little(const unsigned char *p, int bytes) {
     return x;
 }
 
+/* Of formats that may not exist, too: a byte. */
+static unsigned char format_byte(kopt_format f) { return (unsigned char)(f == KOPT_Q8 ? 4u : (unsigned)f); }
+
+static unsigned char second_byte(const kopt_optimizer *o) {
+    if (ref_moments(o) < 2 || o->first_moment_format == o->second_moment_format) return 0;
+    return (unsigned char)(1 + format_byte(o->second_moment_format));
+}
+
 /* The header of a block, by the table of docs/numerics.md section 8a. */
+static void make_header(const kopt_optimizer *o, const kopt_tensor *t, unsigned char h[64]) {
+    int i;
+    memset(h, 0, 64), memcpy(h, "KOPT\2", 5);
+    h[5] = (unsigned char)o->rule, h[6] = (unsigned char)t->weight_format;
+    h[7] = (unsigned char)(t->weight_format == KOPT_F32 ? 0 : o->rounding);
+    h[8] = format_byte(o->first_moment_format);
+    h[9] = (unsigned char)ref_moments(o), h[11] = second_byte(o);
+    for (i = 0; i < 8; ++i) {
+        if (i < 4) h[12 + i] = (unsigned char)(t->id >> 8 * i);
+        h[16 + i] = (unsigned char)((uint64_t)t->n >> 8 * i), h[24 + i] = (unsigned char)(t->first_index >> 8 * i);
+    }
+}
+
+/* Is it a state of this optimizer? With arrays there is no header. */
 static int block_good(const kopt_optimizer *o, const kopt_tensor *t) {
-    const unsigned char *h = t->state;
+    unsigned char h[64];
+    if (t->arrays) return form_good(t);
     if (t->n == 0 || layout_of(o, t).size == 0) return 1;
-    return !memcmp(h, "KOPT\2", 5) && h[5] == (unsigned)o->rule && h[6] == (unsigned)t->weight_format &&
-           h[7] == (t->weight_format == KOPT_F32 ? 0 : (unsigned)o->rounding) &&
-           h[8] == (o->moment_format == KOPT_Q8 ? 4 : (unsigned)o->moment_format) && h[9] == ref_moments(o) &&
-           h[10] == 0 && h[11] == 0 && little(h + 12, 4) == t->id && little(h + 16, 8) == t->n &&
-           little(h + 24, 8) == t->first_index;
+    make_header(o, t, h);
+    return !memcmp(h, t->state, 32);
 }
 
 /* A block does not tell of the run. */
 static void require_no_numbers(const kopt_optimizer *o, const kopt_tensor *t) {
     const unsigned char *h = t->state;
     int i;
-    if (t->n == 0 || layout_of(o, t).size == 0) return;
+    if (t->n == 0 || t->arrays || layout_of(o, t).size == 0) return;
     for (i = 32; i < 64; ++i) REQUIRE(h[i] == 0, "a block tells of the run");
 }
 
@@ -519,19 +629,25 @@ static void require_no_numbers(const kopt_optimizer *o, const kopt_tensor *t) {
 static void require_saved_header(const kopt_optimizer *o, const kopt_tensor *t, const unsigned char *h) {
     const int moments = ref_moments(o), sgd = o->rule == KOPT_RULE_SGD;
     const int compensated = o->rounding == KOPT_KAHAN || o->rounding == KOPT_COMPACT;
-    const double number[4] = {o->lr, o->weight_decay, sgd ? o->momentum : o->beta1, sgd ? o->dampening : o->beta2};
+    const int average = o->rule == KOPT_RULE_EMA; /* has 1 - decay in the place of lr, and lr in that of the decay */
+    const double number[4] = {average ? 1 - o->beta1 : o->lr, o->weight_decay,
+                              average ? o->lr
+                              : sgd   ? o->momentum
+                                      : o->beta1,
+                              sgd ? o->dampening : o->beta2};
     int i, rounding = 0, rest = moments;
     if (t->weight_format != KOPT_F32) rounding += (int)o->rounding;
-    if (o->moment_format != KOPT_F32 && moments > 0) rounding += 16 * (int)o->moment_rounding;
+    for (i = 0; i < moments && ref_format(o, i) == KOPT_F32;) ++i;
+    if (i < moments) rounding += 16 * (int)o->moment_rounding;
     if (t->weight_format != KOPT_F32 && compensated) rounding += 32 * (int)o->residual_rounding;
     if (o->rule != KOPT_RULE_EMA) rest += 16 * (int)o->decay_mode;
     if (sgd && o->nesterov) rest += 8;
     if (o->rule == KOPT_RULE_ADAM && o->stable) rest += 64;
     if (o->rule == KOPT_RULE_ADAM_ATAN2 && o->atan2_outside) rest += 128;
     REQUIRE(!memcmp(h, "KOPT\2", 5) && h[5] == (unsigned)o->rule && h[6] == (unsigned)t->weight_format &&
-                h[7] == rounding && h[9] == rest && h[10] == 1 && h[11] == 0 && little(h + 12, 4) == t->id &&
-                little(h + 16, 8) == t->n && little(h + 24, 8) == t->first_index && little(h + 32, 8) == o->seed &&
-                little(h + 40, 8) == o->step,
+                h[7] == rounding && h[8] == format_byte(o->first_moment_format) && h[9] == rest && h[10] == 1 &&
+                h[11] == second_byte(o) && little(h + 12, 4) == t->id && little(h + 16, 8) == t->n &&
+                little(h + 24, 8) == t->first_index && little(h + 32, 8) == o->seed && little(h + 40, 8) == o->step,
             "the header is not the documented one");
     for (i = 0; i < 4; ++i)
         if (in_float_range(number[i]))
@@ -542,7 +658,8 @@ static void require_saved_header(const kopt_optimizer *o, const kopt_tensor *t, 
 static kopt_optimizer formats_of(const kopt_step *step) {
     const kopt_begun_ s = begun_of(step);
     kopt_optimizer o = kopt_sgd(1, s.moment_count == 1 ? 0.9 : 0);
-    o.rule = s.rule, o.rounding = s.rounding, o.moment_format = s.moment_format;
+    o.rule = s.rule, o.rounding = s.rounding;
+    o.first_moment_format = s.first_moment_format, o.second_moment_format = s.second_moment_format;
     o.zero_grad = s.zero_grad, o.moments_only = s.moments_only, o.amsgrad = s.moment_count == 3;
     return o;
 }
@@ -551,7 +668,8 @@ static int step_good(const kopt_step *step) {
     const kopt_begun_ s = begun_of(step);
     const kopt_optimizer o = formats_of(step);
     if (s.step == 0 || !in_enum((int)s.rule, KOPT_RULE_ADAM_ATAN2)) return 0;
-    if (!in_enum((int)s.moment_format, KOPT_Q8) || !in_enum((int)s.rounding, KOPT_EXACT)) return 0;
+    if (!in_enum((int)s.first_moment_format, KOPT_Q8) || !in_enum((int)s.second_moment_format, KOPT_Q8)) return 0;
+    if (!in_enum((int)s.rounding, KOPT_EXACT)) return 0;
     if (!in_enum((int)s.moment_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)s.residual_rounding, KOPT_STOCHASTIC)) return 0;
     if ((s.stable && s.rule != KOPT_RULE_ADAM) || (s.sync && s.rule != KOPT_RULE_RANGER)) return 0;
@@ -647,18 +765,16 @@ static void announce_step(const kopt_optimizer *o, const kopt_tensor *t, size_t 
         writes((unsigned char *)t->copy + begin * ref_width(t->copy_format), n * ref_width(t->copy_format));
     if (t->grad) reads((unsigned char *)t->grad + begin * grad, n * grad);
     if (t->grad && o->zero_grad) writes((unsigned char *)t->grad + begin * grad, n * grad);
-    if (state == NULL || t->state_size < l.size) return;
-    reads(state + l.residual + begin * l.residual_width, n * l.residual_width);
-    for (k = 0; k < ref_moments(o); ++k) {
-        writes(state + l.moment[k] + begin * l.moment_width[k], n * l.moment_width[k]);
-        if (o->moment_format == KOPT_Q8) writes(state + l.scale[k] + begin / 256 * 4, (n + 255) / 256 * 4);
+    if (t->arrays ? !arrays_good(o, t) : state == NULL || t->state_size < l.size) return;
+    for (k = 0; k < STATE_ARRAYS; ++k) {
+        const int scale = k >= SCALE && k < SLOW;
+        const size_t width = width_of(o, t, k), first = scale ? begin / 256 : begin;
+        unsigned char *p = place_of(o, t, k);
+        if (p == NULL) continue;
+        reads(p + first * width, (scale ? (n + 255) / 256 : n) * width);
+        if (k >= MOMENT && k < SLOW ? 1 : !o->moments_only)
+            writes(p + first * width, (scale ? (n + 255) / 256 : n) * width);
     }
-    reads(state + l.slow + begin * l.slow_width, n * l.slow_width);
-    reads(state + l.slow_residual + begin * l.slow_residual_width, n * l.slow_residual_width);
-    if (o->moments_only) return;
-    writes(state + l.residual + begin * l.residual_width, n * l.residual_width);
-    writes(state + l.slow + begin * l.slow_width, n * l.slow_width);
-    writes(state + l.slow_residual + begin * l.slow_residual_width, n * l.slow_residual_width);
 }
 
 static void force_other(kopt_isa isa) {
@@ -685,10 +801,47 @@ static void step_sliced(const kopt_step *s, const kopt_tensor *t, size_t low, si
             "a slice is refused, but not the whole");
 }
 
+/* The same tensor with its state in the other form: of arrays in a block, with a header made here, or the arrays of a
+   block where they are. Afterwards, put_back(). */
+enum { BLOCK = 64 + 24 * LONGEST + 512 };
+static unsigned char block_room[LIST][BLOCK];
+static kopt_tensor other_form(const kopt_optimizer *o, const kopt_tensor *t, unsigned char *block,
+                              kopt_state_arrays *views) {
+    kopt_tensor turned = *t;
+    int i;
+    memset(views, 0, sizeof *views);
+    views->size = sizeof *views;
+    for (i = 0; i < STATE_ARRAYS && t->n != 0; ++i) {
+        if (t->arrays == NULL) *array_of(views, i) = place_of(o, t, i);
+        if (t->arrays && place_of(o, t, i)) memcpy(block + offset_of(o, t, i), place_of(o, t, i), bytes_of(o, t, i));
+    }
+    turned.arrays = t->arrays ? NULL : views;
+    turned.state = t->arrays ? block : NULL;
+    turned.state_size = t->arrays ? BLOCK : 0;
+    if (t->arrays) make_header(o, t, block);
+    return turned;
+}
+
+static void put_back(const kopt_optimizer *o, const kopt_tensor *t, const unsigned char *block) {
+    int i;
+    for (i = 0; i < STATE_ARRAYS && t->n != 0 && t->arrays; ++i)
+        if (place_of(o, t, i)) memcpy(place_of(o, t, i), block + offset_of(o, t, i), bytes_of(o, t, i));
+}
+
 /* Puts the memory before a step back, and keeps what the step made of it in `other`. */
 static void take_back(void) {
     memcpy(other.memory, w.memory, ROOM), memcpy(other.counts, w.counts, sizeof w.counts);
     memcpy(w.memory, start.memory, ROOM), memcpy(w.counts, start.counts, sizeof w.counts);
+}
+
+/* The same slices, or those of the tensor whose state is in the other form. */
+static void step_otherwise(const kopt_step *s, const kopt_tensor *t, size_t low, size_t high, int turn) {
+    const kopt_optimizer o = formats_of(s);
+    kopt_state_arrays views;
+    kopt_tensor turned = *t;
+    if (turn) turned = other_form(&o, t, block_room[0], &views);
+    step_sliced(s, &turned, low, high);
+    if (turn) put_back(&o, t, block_room[0]);
 }
 
 /* w is the result of a step on `count` tensors that share nothing; `start` is how it began. The reference, or another
@@ -702,7 +855,10 @@ static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_t
     if (how == 1 && o != NULL) {
         for (i = 0; i < count; ++i) {
             const size_t at = (size_t)((unsigned char *)t[i].counts - w.memory);
-            ref_step_tensor(o, &t[i]);
+            kopt_state_arrays views;
+            const kopt_tensor block = t[i].arrays ? other_form(o, &t[i], block_room[i], &views) : t[i];
+            ref_step_tensor(o, &block);
+            put_back(o, &t[i], block_room[i]);
             if (t[i].counts && t[i].n && at < ROOM) /* where an empty tensor counts, may be another's weights */
                 memcpy(t[i].counts, other.memory + at, sizeof *t[i].counts); /* it does not count */
         }
@@ -710,7 +866,7 @@ static void step_again(const kopt_step *s, const kopt_optimizer *o, const kopt_t
         return;
     }
     force_other(isa);
-    for (i = 0; i < count; ++i) step_sliced(s, &t[i], 0, t[i].n);
+    for (i = 0; i < count; ++i) step_otherwise(s, &t[i], 0, t[i].n, how == 3);
     kopt_isa_force(isa);
     REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "another instruction set, in slices, differs");
     REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "another instruction set, in slices, counts others");
@@ -872,7 +1028,8 @@ static list_cut cut_list(size_t count, size_t begin, size_t end) {
 static void call_step_range(void) {
     const kopt_optimizer o = formats_of(&w.step);
     const kopt_isa isa = kopt_isa_current();
-    const int blocks = o.moment_format == KOPT_Q8 && ref_moments(&o) > 0;
+    const int coded = o.first_moment_format == KOPT_Q8 || o.second_moment_format == KOPT_Q8;
+    const int blocks = coded && ref_moments(&o) > 0;
     const size_t count = byte() & 3 ? below(TENSORS + 1) : 1;
     size_t i, j, k, size = 0, begin, end;
     list_cut c;
@@ -917,7 +1074,7 @@ static void call_step_range(void) {
     take_back();
     force_other(isa);
     for (i = c.last; i-- > c.first;)
-        if (c.from[i] < c.to[i]) step_sliced(&w.step, &w.list[i], c.from[i], c.to[i]);
+        if (c.from[i] < c.to[i]) step_otherwise(&w.step, &w.list[i], c.from[i], c.to[i], (int)below(2));
     kopt_isa_force(isa);
     REQUIRE(memcmp(other.memory, w.memory, ROOM) == 0, "a range of a list is not the ranges of its tensors");
     REQUIRE(memcmp(other.counts, w.counts, sizeof w.counts) == 0, "a range of a list counts others");
@@ -935,7 +1092,7 @@ static void require_weights(const kopt_optimizer *o, const kopt_tensor *t, const
         ref_write_weight(o, t->weight_format, ref_float(ref_get(from, 4, i)), &e);
         REQUIRE(t->weight_format == KOPT_F32 ? same_nan(got, e.weight) : got == e.weight, "another weight is written");
         if (!l.residual_width) continue;
-        if (ref_get((unsigned char *)t->state + l.residual, l.residual_width, i) != (e.residual & mask))
+        if (ref_get(place_of(o, t, RESIDUAL), l.residual_width, i) != (e.residual & mask))
             fail("another residual is written");
     }
 }
@@ -953,26 +1110,19 @@ static void require_copy(const kopt_tensor *t) {
 
 /* Ranger's slow weights are the weights. */
 static void require_slow(const kopt_optimizer *o, const kopt_tensor *t) {
-    const ref_layout l = layout_of(o, t);
-    const unsigned char *state = t->state;
+    const size_t residual = bytes_of(o, t, SLOW_RESIDUAL);
     if (o->rule != KOPT_RULE_RANGER) return;
-    if (memcmp(state + l.slow, t->weight, t->n * l.slow_width) != 0 ||
-        memcmp(state + l.slow_residual, state + l.residual, t->n * l.residual_width) != 0)
+    if (memcmp(place_of(o, t, SLOW), t->weight, bytes_of(o, t, SLOW)) != 0 ||
+        (residual != 0 && memcmp(place_of(o, t, SLOW_RESIDUAL), place_of(o, t, RESIDUAL), residual) != 0))
         fail("slow weights are not the weights");
 }
 
 /* Moments, and residuals if no weights were written, are zero. */
 static void require_fresh(const kopt_optimizer *o, const kopt_tensor *t, int residual) {
-    const ref_layout l = layout_of(o, t);
-    const unsigned char *state = t->state;
     size_t i;
     int k;
-    for (i = 0; residual && i < t->n * l.residual_width; ++i) REQUIRE(state[l.residual + i] == 0, "a fresh residual");
-    for (k = 0; k < ref_moments(o); ++k) {
-        for (i = 0; i < t->n * l.moment_width[k]; ++i) REQUIRE(state[l.moment[k] + i] == 0, "a fresh moment");
-        for (i = 0; o->moment_format == KOPT_Q8 && i < (t->n + 255) / 256 * 4; ++i)
-            REQUIRE(state[l.scale[k] + i] == 0, "a fresh scale");
-    }
+    for (k = residual ? RESIDUAL : MOMENT; k < SLOW; ++k)
+        for (i = 0; i < bytes_of(o, t, k); ++i) REQUIRE(place_of(o, t, k)[i] == 0, "a fresh state");
 }
 
 static void call_init(void) {
@@ -1001,11 +1151,13 @@ static void call_init(void) {
     }
     for (i = 0; i < count && expected; ++i) {
         span s[SPANS];
+        int k;
         spans(&w.opt, &w.list[i], s);
         if (s[COPY_SPAN].p) writes(s[COPY_SPAN].p, s[COPY_SPAN].size);
         reads(s[0].p, s[0].size); /* where Ranger's slow weights and the copy start */
         if (from) writes(s[0].p, s[0].size);
         writes(s[1].p, s[1].size);
+        for (k = ARRAY_SPANS; k < SPANS; ++k) writes(s[k].p, s[k].size);
     }
     if (from) reads(from, size);
     hostile_control();
@@ -1027,29 +1179,29 @@ static void call_init(void) {
 /* Moment k of t is that of the fp32 values at `fp32`, as it was written or read. */
 static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k, const unsigned char *fp32,
                             int reading) {
-    const ref_layout l = layout_of(o, t);
-    const unsigned char *state = t->state;
+    const unsigned char *const moment = place_of(o, t, MOMENT + k), *const scales = place_of(o, t, SCALE + k);
+    const kopt_format format = ref_format(o, k);
     const int square = ref_square(o, k);
     uint32_t value[256], none[256] = {0}, want;
     unsigned char code[256], scale[4];
     size_t i, j;
     for (i = 0; i < t->n; ++i) {
-        uint32_t x = ref_get(fp32, 4, i), stored = ref_get(state + l.moment[k], l.moment_width[k], i);
-        if (o->moment_format == KOPT_Q8 && reading) {
-            want = ref_bits(ref_decoded((int)stored, ref_get(state + l.scale[k], 4, i / 256), square));
+        uint32_t x = ref_get(fp32, 4, i), stored = ref_get(moment, ref_width(format), i);
+        if (format == KOPT_Q8 && reading) {
+            want = ref_bits(ref_decoded((int)stored, ref_get(scales, 4, i / 256), square));
             REQUIRE(same_nan(x, want), "another value is read");
-        } else if (o->moment_format == KOPT_Q8) {
+        } else if (format == KOPT_Q8) {
             size_t n = t->n - i < 256 ? t->n - i : 256;
             if (i % 256 != 0) continue;
             for (j = 0; j < n; ++j) value[j] = ref_get(fp32, 4, i + j);
             ref_quantise(code, scale, value, n, square, 0, none);
-            REQUIRE(!memcmp(code, state + l.moment[k] + i, n) && !memcmp(scale, state + l.scale[k] + i / 256 * 4, 4),
+            REQUIRE(!memcmp(code, moment + i, n) && !memcmp(scale, scales + i / 256 * 4, 4),
                     "another block is written");
         } else if (reading) {
             REQUIRE(same_nan(x, ref_bits(ref_read_moment(o, k, stored))), "another value is read");
         } else {
             want = ref_write_moment(o, k, ref_float(x));
-            REQUIRE(o->moment_format == KOPT_F32 ? same_nan(stored, want) : stored == want, "another moment");
+            REQUIRE(format == KOPT_F32 ? same_nan(stored, want) : stored == want, "another moment");
         }
     }
 }
@@ -1062,29 +1214,27 @@ static void call_read_write(int reading) {
     const int k = in_enum((int)what, KOPT_SLOT_FOURTH_MOMENT) ? (int)what - KOPT_SLOT_FIRST_MOMENT : 0;
     unsigned char *fp32 = fit(w.memory + below(ROOM), size), *state = t->state;
     uint32_t no = below(64);
-    int good, expected;
+    int good, expected, j;
     size_t i;
     span s[SPANS];
     spans(&w.opt, t, s);
     expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t) &&
-               in_enum((int)what, ref_moments(&w.opt)) && !share(fp32, size, s[0].p, s[0].size) &&
-               !share(fp32, size, s[1].p, s[1].size) && !share(fp32, size, s[2].p, s[2].size) &&
-               !share(fp32, size, s[4].p, s[4].size);
+               in_enum((int)what, ref_moments(&w.opt));
+    for (j = 0; j < SPANS && expected; ++j) expected = j == GRAD_SPAN || !share(fp32, size, s[j].p, s[j].size);
     if (no == 1 || no == 2 || (no == 3 && t->n)) expected = 0;
     prepare();
     if (state != NULL && t->state_size >= 64) reads(state, 64);
     if (expected && t->n) {
         reads(s[0].p, s[0].size), reads(s[1].p, s[1].size), reads(fp32, size);
+        for (j = ARRAY_SPANS; j < SPANS; ++j) reads(s[j].p, s[j].size);
         if (reading) writes(fp32, size);
         if (!reading && what == KOPT_SLOT_WEIGHT) {
             writes(s[0].p, s[0].size), writes(s[2].p, s[2].size);
-            if (l.size) {
-                writes(state + l.residual, t->n * l.residual_width), writes(state + l.slow, t->n * l.slow_width);
-                writes(state + l.slow_residual, t->n * l.slow_residual_width);
-            }
+            for (j = 0; j < STATE_ARRAYS; ++j)
+                if (j == RESIDUAL || j >= SLOW) writes(place_of(&w.opt, t, j), bytes_of(&w.opt, t, j));
         } else if (!reading) {
-            writes(state + l.moment[k], t->n * l.moment_width[k]);
-            if (w.opt.moment_format == KOPT_Q8) writes(state + l.scale[k], (t->n + 255) / 256 * 4);
+            writes(place_of(&w.opt, t, MOMENT + k), bytes_of(&w.opt, t, MOMENT + k));
+            writes(place_of(&w.opt, t, SCALE + k), bytes_of(&w.opt, t, SCALE + k));
         }
     }
     hostile_control();
@@ -1104,7 +1254,7 @@ static void call_read_write(int reading) {
         for (i = 0; i < t->n; ++i) {
             ref_element e;
             e.weight = ref_get(t->weight, weight, i), e.residual = 0;
-            if (l.residual_width) e.residual = ref_get(state + l.residual, l.residual_width, i);
+            if (l.residual_width) e.residual = ref_get(place_of(&w.opt, t, RESIDUAL), l.residual_width, i);
             REQUIRE(same_nan(ref_get(fp32, 4, i), ref_bits(ref_read_weight(&w.opt, t->weight_format, &e))),
                     "another weight is read");
         }
@@ -1128,19 +1278,19 @@ static void call_dither(void) {
     }
     for (i = 0; i < count && expected; ++i) {
         const kopt_tensor *t = &w.list[i];
-        const ref_layout l = layout_of(&w.opt, t);
-        if (t->n && l.residual_width) reads((unsigned char *)t->state + l.residual, t->n * l.residual_width);
-        for (k = 0; t->n && k < t->n * l.residual_width; ++k)
-            if (((unsigned char *)t->state)[l.residual + k] != 0) expected = 0;
+        const size_t size = bytes_of(&w.opt, t, RESIDUAL);
+        if (size) reads(place_of(&w.opt, t, RESIDUAL), size);
+        for (k = 0; k < size; ++k)
+            if (place_of(&w.opt, t, RESIDUAL)[k] != 0) expected = 0;
     }
     for (i = 0; i < count && expected; ++i) {
         const kopt_tensor *t = &w.list[i];
-        const ref_layout l = layout_of(&w.opt, t);
-        unsigned char *state = t->state;
-        if (t->n == 0 || !l.residual_width) continue;
+        if (bytes_of(&w.opt, t, RESIDUAL) == 0) continue;
         reads(t->weight, t->n * weight_width(t));
-        writes(state + l.residual, t->n * l.residual_width), writes(t->copy, t->n * ref_width(t->copy_format));
-        writes(state + l.slow, t->n * l.slow_width), writes(state + l.slow_residual, t->n * l.slow_residual_width);
+        writes(place_of(&w.opt, t, RESIDUAL), bytes_of(&w.opt, t, RESIDUAL));
+        writes(t->copy, t->n * ref_width(t->copy_format));
+        writes(place_of(&w.opt, t, SLOW), bytes_of(&w.opt, t, SLOW));
+        writes(place_of(&w.opt, t, SLOW_RESIDUAL), bytes_of(&w.opt, t, SLOW_RESIDUAL));
     }
     hostile_control();
     good = took(kopt_state_dither(no == 0 ? NULL : &w.opt, no == 1 ? NULL : w.list, count));
@@ -1148,14 +1298,14 @@ static void call_dither(void) {
     for (i = 0; i < count && good && apart; ++i) {
         const kopt_tensor *t = &w.list[i];
         const ref_layout l = layout_of(&w.opt, t);
-        const unsigned char *state = t->state;
         if (t->n == 0 || !l.residual_width) continue;
         require_slow(&w.opt, t);
         require_copy(t);
         for (k = 0; k < t->n; ++k) { /* the weight and its residual are what their sum is stored as */
             const kopt_format f = t->weight_format;
             ref_element e, again;
-            e.weight = ref_get(t->weight, 2, k), e.residual = ref_get(state + l.residual, l.residual_width, k);
+            e.weight = ref_get(t->weight, 2, k),
+            e.residual = ref_get(place_of(&w.opt, t, RESIDUAL), l.residual_width, k);
             if (e.residual == 0) continue; /* or -0 and 0 would be 0 */
             ref_write_weight(&w.opt, f, ref_read_weight(&w.opt, f, &e), &again);
             REQUIRE(again.weight == e.weight &&
@@ -1170,12 +1320,14 @@ static int header_good(const unsigned char *h) {
     static const unsigned char least[] = {0, 2, 1, 4, 2, 2, 0, 2}, largest[] = {1, 3, 1, 4, 2, 2, 0, 2};
     const int rule = h[5], rounding = h[7] % 16, moments = h[9] % 8, decay = h[9] / 16 % 4;
     const int compensated = h[6] != KOPT_F32 && (rounding == KOPT_KAHAN || rounding == KOPT_COMPACT);
-    if (memcmp(h, "KOPT\2", 5) != 0 || h[10] > 1 || h[11] != 0) return 0;
+    const int coded = h[8] != KOPT_F32 || h[11] > 1; /* has any moment 16 or 8 bits, if there are two? */
+    if (memcmp(h, "KOPT\2", 5) != 0 || h[10] > 1) return 0;
+    if (h[11] != 0 && (h[11] > 5 || h[11] == 4 || h[11] == h[8] + 1 || moments < 2)) return 0;
     if (rule > KOPT_RULE_ADAM_ATAN2 || h[6] > KOPT_FP16 || rounding > KOPT_EXACT || h[8] > 4 || h[8] == 3) return 0;
     if (moments < least[rule] || moments > largest[rule] || (h[6] == KOPT_F32 && rounding != 0)) return 0;
     if (little(h + 16, 8) > (SIZE_MAX - 256) / 32 || little(h + 24, 8) >> 63 != 0) return 0;
     if (h[10] == 0) return h[7] < 16 && h[9] < 8 && little(h + 16, 8) != 0 && (moments != 0 || rounding >= KOPT_KAHAN);
-    if (h[7] >= 64 || (h[7] & 16 && (moments == 0 || h[8] == KOPT_F32)) || (h[7] & 32 && !compensated)) return 0;
+    if (h[7] >= 64 || (h[7] & 16 && (moments == 0 || !coded)) || (h[7] & 32 && !compensated)) return 0;
     if (decay > KOPT_DECAY_FULLY_DECOUPLED || (decay != 0 && rule == KOPT_RULE_EMA)) return 0;
     return (!(h[9] & 8) || (rule == KOPT_RULE_SGD && moments != 0)) && (!(h[9] & 64) || rule == KOPT_RULE_ADAM) &&
            (!(h[9] & 128) || rule == KOPT_RULE_ADAM_ATAN2);
@@ -1183,21 +1335,23 @@ static int header_good(const unsigned char *h) {
 
 /* Bytes of a tensor with such a header in a checkpoint, or of such a block. */
 static uint64_t header_size(const unsigned char *h) {
-    const int step = h[10] ? 4 : 16, rounding = h[7] % 16, copies = h[5] == KOPT_RULE_RANGER ? 2 : 1, q8 = h[8] == 4;
-    const uint64_t n = little(h + 16, 8), weight = h[6] == KOPT_F32 ? 4 : 2,
-                   moment = q8                 ? 1
-                            : h[8] == KOPT_F32 ? 4
-                                               : 2,
-                   residual = rounding < KOPT_KAHAN      ? 0
-                              : rounding == KOPT_COMPACT ? 1
-                                                         : 2;
-    const uint64_t sizes[] = {n * weight, n * residual, n * moment, q8 ? (n + 255) / 256 * 4 : 0};
-    const int times[] = {copies - !h[10], copies, h[9] % 8, h[9] % 8};
-    uint64_t size = 64;
+    const uint64_t step = h[10] ? 4 : 16, n = little(h + 16, 8), weight = h[6] == KOPT_F32 ? 4 : 2;
+    const int rounding = h[7] % 16, ranger = h[5] == KOPT_RULE_RANGER;
+    const uint64_t residual = n * (rounding < KOPT_KAHAN ? 0 : rounding == KOPT_COMPACT ? 1 : 2);
+    uint64_t size[12] = {0}, all = 64;
+    kopt_optimizer o = kopt_adamw(0);
     int k;
-    for (k = 0; k < 4; ++k)
-        size += (uint64_t)times[k] * ((sizes[k] + (uint64_t)step - 1) / (uint64_t)step * (uint64_t)step);
-    return size;
+    o.rule = (kopt_rule)h[5], o.amsgrad = h[9] % 8 == 3, o.momentum = h[9] % 8;
+    o.first_moment_format = h[8] == 4 ? KOPT_Q8 : (kopt_format)h[8];
+    o.second_moment_format = h[11] == 0 ? o.first_moment_format : h[11] == 5 ? KOPT_Q8 : (kopt_format)(h[11] - 1);
+    size[0] = h[10] ? n * weight : 0, size[1] = residual;
+    if (ranger) size[2] = n * weight, size[3] = residual;
+    for (k = 0; k < h[9] % 8; ++k) {
+        size[4 + k] = n * ref_width(ref_format(&o, k));
+        size[8 + k] = ref_format(&o, k) == KOPT_Q8 ? (n + 255) / 256 * 4 : 0;
+    }
+    for (k = 0; k < 12; ++k) all += (size[k] + step - 1) / step * step;
+    return all;
 }
 
 /* What a header says, whatever its bytes are: of a block or, with a bit that is wrong or none, of a checkpoint. */
@@ -1318,13 +1472,26 @@ static int read_image(void *user, uint64_t offset, void *data, size_t size) {
     return 0;
 }
 
+static void read_state(const kopt_optimizer *o, const kopt_tensor *t) {
+    int k;
+    if (t->n && !t->arrays) reads(t->state, layout_of(o, t).size);
+    for (k = 0; k < STATE_ARRAYS && t->arrays; ++k) reads(place_of(o, t, k), bytes_of(o, t, k));
+}
+
+static void spoil_state(const kopt_optimizer *o, const kopt_tensor *t) {
+    int k;
+    if (t->n && !t->arrays && layout_of(o, t).size) memset(t->state, 0x5a, layout_of(o, t).size);
+    for (k = 0; k < STATE_ARRAYS && t->arrays; ++k)
+        if (bytes_of(o, t, k)) memset(place_of(o, t, k), 0x5a, bytes_of(o, t, k));
+}
+
 /* A list is saved; with one damaged bit, or cut off, it is not loaded; whole, it is loaded over anything, and saved
    again it is the same bytes. */
 static void call_checkpoint(void) {
     static unsigned char image[LIST * (64 + 4 * LONGEST + 32 * LONGEST)], again[sizeof image];
     const size_t count = below(LIST + 1);
     size_t i, size, at;
-    int apart, expected, good;
+    int apart, expected, good, k;
     kopt_optimizer o;
     kopt_file file;
     image_bytes image_file;
@@ -1336,7 +1503,7 @@ static void call_checkpoint(void) {
         const kopt_tensor *t = &w.list[i];
         if (t->state != NULL && t->state_size >= 64) reads(t->state, 64);
         if (expected) reads(t->weight, t->n * weight_width(t));
-        if (expected && t->n) reads(t->state, layout_of(&w.opt, t).size);
+        if (expected) read_state(&w.opt, t);
     }
     hostile_control();
     good = took(kopt_save(&w.opt, w.list, count, image, sizeof image));
@@ -1353,7 +1520,8 @@ static void call_checkpoint(void) {
             "in pieces, it is saved in another way");
     memset(&o, 0, sizeof o);
     REQUIRE(kopt_inspect(image, 176, &o, &found, &bytes) == KOPT_OK && found == count && bytes == size &&
-                o.rule == w.opt.rule && o.step == w.opt.step && bits_of(o.lr) == bits_of(w.opt.lr),
+                o.rule == w.opt.rule && o.step == w.opt.step && bits_of(o.lr) == bits_of(w.opt.lr) &&
+                (o.rule != KOPT_RULE_EMA || bits_of(1 - o.beta1) == bits_of(1 - w.opt.beta1)),
             "another optimizer is told of");
     walk_image(image, size, byte() & 3 ? size : below((uint32_t)size), size, count);
     at = below(2) ? below(176) : below((uint32_t)size);
@@ -1375,7 +1543,7 @@ static void call_checkpoint(void) {
         const kopt_tensor *t = &w.list[i];
         if (t->n == 0) continue;
         memset(t->weight, 0x5a, t->n * weight_width(t));
-        if (layout_of(&w.opt, t).size) memset(t->state, 0x5a, layout_of(&w.opt, t).size);
+        spoil_state(&w.opt, t);
     }
     w.opt.step = word(), w.opt.seed = word(), w.opt.lr = 0.5;
     prepare();
@@ -1383,7 +1551,8 @@ static void call_checkpoint(void) {
         const kopt_tensor *t = &w.list[i];
         if (t->n == 0) continue;
         writes(t->weight, t->n * weight_width(t));
-        writes(t->state, layout_of(&w.opt, t).size);
+        if (!t->arrays) writes(t->state, layout_of(&w.opt, t).size);
+        for (k = 0; k < STATE_ARRAYS && t->arrays; ++k) writes(place_of(&w.opt, t, k), bytes_of(&w.opt, t, k));
         if (t->copy) writes(t->copy, t->n * ref_width(t->copy_format));
     }
     writes(&w.opt, sizeof w.opt);
@@ -1396,13 +1565,15 @@ static void call_checkpoint(void) {
             "what was loaded is not what was saved");
 }
 
-/* One tensor is saved, moved, loaded by an optimizer that has not stepped, and stepped. */
+/* One tensor is saved, moved, also to the other form, loaded by an optimizer that has not stepped, and stepped. */
 static void call_resume(void) {
     static unsigned char image[176 + 64 + 4 * LONGEST + 32 * LONGEST], later[sizeof image];
     kopt_tensor *t = &w.t[below(TENSORS)];
     kopt_optimizer o = w.opt;
     size_t total, i;
     unsigned char *place, *block = t->state;
+    kopt_state_arrays *const arrays = &w.arrays[t - w.t];
+    int turn, k;
     if (!optimizer_good(&o) || o.step == UINT32_MAX || scalars_good(&o) != 1 || !tensor_good(&o, t, 1)) return;
     total = t->n ? layout_of(&o, t).size : 0;
     if (total == 0 || !block_good(&o, t)) return;
@@ -1417,10 +1588,14 @@ static void call_resume(void) {
         spans(&o, t, s);
         if (share(place, total, s[i].p, s[i].size)) place = block;
     }
+    if (place == NULL) return; /* arrays, and no free memory */
     memset(place, 0x5a, total);
-    if (place != block) memset(block, 0xee, total);
+    if (place != block && block != NULL) memset(block, 0xee, total);
     memset(t->weight, 0x5a, t->n * weight_width(t));
-    t->state = place, t->state_size = total;
+    turn = !t->arrays && byte() & 1;
+    t->state = place, t->state_size = total, t->arrays = NULL;
+    for (k = 0; k < STATE_ARRAYS && turn; ++k) *array_of(arrays, k) = place_of(&o, t, k);
+    if (turn) arrays->size = sizeof *arrays, arrays->reserved_ = NULL, t->arrays = arrays, t->state = NULL;
     w.opt.step = word(), w.opt.seed = word();
     REQUIRE(kopt_load(&w.opt, t, 1, image, sizeof image) == KOPT_OK, "what was saved is not loaded");
     REQUIRE(w.opt.step == o.step && w.opt.seed == o.seed, "step and seed are not restored");
@@ -1428,6 +1603,24 @@ static void call_resume(void) {
     REQUIRE(kopt_save(&w.opt, t, 1, image, sizeof image) == KOPT_OK, "save refuses what a step accepts");
     if (memcmp(image, later, kopt_save_size(&w.opt, t, 1)) != 0) fail("resumed, the weights or the state differ");
     tally[9].name = "saved, moved, loaded, stepped", ++tally[9].accepted, ++tally[9].refused;
+}
+
+static void call_arrays_of(void) {
+    kopt_tensor *t = &w.t[below(TENSORS)];
+    kopt_state_arrays *out = byte() & 7 ? &w.found : &w.arrays[t - w.t], *want = &other.found;
+    const uint32_t no = below(64);
+    int good, k, expected = optimizer_good(&w.opt) && tensor_good(&w.opt, t, 0) && block_good(&w.opt, t) && no > 2;
+    memset(want, 0, sizeof *want);
+    want->size = sizeof *want;
+    for (k = 0; k < STATE_ARRAYS && expected; ++k)
+        if (t->n != 0 || t->arrays) *array_of(want, k) = place_of(&w.opt, t, k);
+    prepare();
+    if (t->state != NULL && t->state_size >= 64) reads(t->state, 64);
+    writes(out, sizeof *out);
+    hostile_control();
+    good = took(kopt_state_arrays_of(no == 0 ? NULL : &w.opt, no == 1 ? NULL : t, no == 2 ? NULL : out));
+    finish(8, "kopt_state_arrays_of", good, expected);
+    REQUIRE(!good || !memcmp(out, want, sizeof *want), "the arrays of a state are elsewhere");
 }
 
 static void call_convert(void) {
@@ -1619,7 +1812,6 @@ static void call_measure(void) {
     const size_t begin = below((uint32_t)(is_long(t->n) ? 9 : t->n + 2));
     const size_t size = byte() & 15 ? below(300) : SIZE_MAX - 600;
     const size_t end = begin + size > t->n && byte() & 15 ? t->n : begin + size;
-    const ref_layout l = layout_of(&o, t);
     kopt_norm *norm = any_norm();
     int good, expected = step_good(&w.step) && begun_of(&w.step).stable && tensor_good(&o, t, 1) && block_good(&o, t) &&
                          norm != NULL && begin <= end && end <= t->n;
@@ -1630,13 +1822,15 @@ static void call_measure(void) {
     prepare();
     if (t->state && t->state_size >= 64) reads(t->state, 64);
     if (expected && end > begin) {
-        unsigned char *state = t->state;
         const size_t n = end - begin, weight = weight_width(t), grad = ref_width(t->grad_format);
         reads((unsigned char *)t->weight + begin * weight, n * weight);
         reads((unsigned char *)t->grad + begin * grad, n * grad);
-        reads(state + l.residual + begin * l.residual_width, n * l.residual_width);
-        for (i = 0; i < 2; ++i) reads(state + l.moment[i] + begin * l.moment_width[i], n * l.moment_width[i]);
-        if (o.moment_format == KOPT_Q8) reads(state + l.scale[1], (t->n + 255) / 256 * 4);
+        for (i = RESIDUAL; i < SLOW; ++i) {
+            const size_t width = width_of(&o, t, i);
+            unsigned char *p = place_of(&o, t, i);
+            if (p == NULL || (i >= SCALE && i != SCALE + 1)) continue;
+            reads(i < SCALE ? p + begin * width : p, (i < SCALE ? n : (t->n + 255) / 256) * width);
+        }
     }
     writes(norm, sizeof *norm);
     hostile_control();
@@ -2099,7 +2293,7 @@ static int explained_good(size_t count) {
     size_t i;
     for (i = 0; i < count; ++i) {
         const kopt_tensor *t = &w.list[i], *previous = &w.list[before_in_list(w.list, i)];
-        if (!tensor_good(&w.opt, t, 0) || !block_good(&w.opt, t)) return 0;
+        if (!tensor_good(&w.opt, t, 0) || (t->n && !block_good(&w.opt, t))) return 0;
         if (t->n && previous != t && (!follows(previous, t) || neighbours_share(&w.opt, previous, t))) return 0;
     }
     return 1;
@@ -2267,9 +2461,9 @@ static void call_draw(void) {
 /* ---- One input -------------------------------------------------------------------------------------------------- */
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
-    static const unsigned char calls[] = {0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  9,  10, 11,
-                                          12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23, 24, 25,
-                                          26, 26, 27, 29, 15, 16, 37, 3,  3,  36, 39, 40, 41, 42};
+    static const unsigned char calls[] = {8,  0,  0,  0,  1,  2,  2,  3,  3,  4,  5,  6,  9,  10, 11,
+                                          12, 13, 14, 17, 18, 19, 19, 20, 21, 22, 22, 23, 24, 25, 26,
+                                          26, 27, 29, 15, 16, 37, 3,  3,  36, 39, 40, 41, 42};
     int i, turn, k;
     input = bytes, input_left = size;
     control = get_control();
@@ -2310,6 +2504,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (k == 4) call_init();
         if (k == 5 || k == 6) call_read_write(k == 5);
         if (k == 40) call_dither();
+        if (k == 8) call_arrays_of();
         if (k == 9) call_resume();
         if (k == 37) call_checkpoint();
         if (k == 10) call_convert();

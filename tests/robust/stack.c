@@ -108,6 +108,7 @@ static kopt_result result;
 static size_t range_begin, range_end;
 static volatile double number;
 static kopt_slot stream;
+static kopt_state_arrays arrays, found;
 static int wrong;
 
 static uint32_t noise_state = 1;
@@ -150,6 +151,7 @@ static void run_init(void) { result = kopt_state_init(&opt, &t, 1, (const float 
 static void run_read(void) { result = kopt_state_read(&opt, &t, stream, (float *)(void *)float_room); }
 static void run_write(void) { result = kopt_state_write(&opt, &t, stream, (const float *)(const void *)float_room); }
 static void run_save(void) { result = kopt_save(&opt, &t, 1, image, sizeof image); }
+static void run_arrays_of(void) { result = kopt_state_arrays_of(&opt, &t, &found); }
 static void run_explain(void) { number = kopt_explain(&opt, &t, 1) != NULL; }
 static void run_dither(void) {
     result = kopt_state_init(&opt, &t, 1, NULL);
@@ -166,6 +168,16 @@ static void refill(int special) {
 static void run_all(int class, const char *options, int states) {
     const int moments = kopt_moments_(&opt);
     t.state_size = kopt_state_size(&opt, &t);
+    t.state = state_room;
+    if (t.arrays != NULL) { /* where they would be in the block */
+        t.arrays = NULL;
+        run_init();
+        result = kopt_state_arrays_of(&opt, &t, &arrays);
+        must(result == KOPT_OK, "kopt_state_arrays_of", options);
+        t.arrays = &arrays;
+        t.state = NULL;
+        t.state_size = 0;
+    }
     fill(float_room, KOPT_F32, t.n, 0);
     if (states)
         take(class, "kopt_state_init", run_init, options);
@@ -174,7 +186,9 @@ static void run_all(int class, const char *options, int states) {
     if (states) {
         for (stream = KOPT_SLOT_WEIGHT; (int)stream <= moments; stream = (kopt_slot)(stream + 1)) {
             take(class, "kopt_state_read", run_read, options);
-            if (opt.moment_format != KOPT_FP16 || stream == KOPT_SLOT_WEIGHT) fill(float_room, KOPT_F32, t.n, 0);
+            if ((opt.first_moment_format != KOPT_FP16 && opt.second_moment_format != KOPT_FP16) ||
+                stream == KOPT_SLOT_WEIGHT)
+                fill(float_room, KOPT_F32, t.n, 0);
             take(class, "kopt_state_write", run_write, options);
         }
 #ifndef KAHAN_OPT_NO_SIMD
@@ -185,6 +199,7 @@ static void run_all(int class, const char *options, int states) {
             take(class, "kopt_load", run_load, options);
         }
         take(class, "kopt_explain", run_explain, options);
+        take(class, "kopt_state_arrays_of", run_arrays_of, options);
         if (opt.rule != KOPT_RULE_EMA && (t.weight_format == KOPT_F32 || opt.rounding != KOPT_NEAREST))
             take(class, "kopt_state_dither", run_dither, options);
         run_init();
@@ -210,27 +225,32 @@ static void formats(int rule, const char *name) {
     static const kopt_format copy_formats[] = {KOPT_F32, KOPT_BF16, KOPT_FP16};
     static const size_t lengths[] = {N, N - 252, 100, 3};
     char options[160];
+    const int count = kopt_moments_(&opt), pairs = count == 0 ? 1 : count == 1 ? 4 : 16;
     int weight, rounding, moment, way, grad, class, states;
     size_t k;
     for (weight = 0; weight < 3; ++weight)
         for (rounding = 0; rounding < (weight == KOPT_F32 ? 1 : 5); ++rounding)
-            for (moment = 0; moment < (kopt_moments_(&opt) ? 4 : 1); ++moment)
+            for (moment = 0; moment < pairs; ++moment)
                 for (way = 0; way < 2; ++way)
                     for (grad = 0; grad < 3; ++grad) {
                         t.weight_format = (kopt_format)weight;
                         opt.rounding = (kopt_rounding)rounding;
-                        opt.moment_format = (kopt_format)moment;
+                        opt.first_moment_format = (kopt_format)(moment % 4);
+                        opt.second_moment_format = (kopt_format)((moment % 4 + moment / 4) % 4);
                         opt.moment_rounding = opt.residual_rounding = (kopt_rounding)way;
-                        class = moment == KOPT_Q8 && kopt_moments_(&opt) ? CODED : PLAIN;
+                        class = count > 0 && opt.first_moment_format == KOPT_Q8 ? CODED : PLAIN;
+                        if (count > 1 && opt.second_moment_format == KOPT_Q8) class = CODED;
                         if (rule > KOPT_RULE_EMA) class = VECTOR_MATH;
-                        for (k = 0; k < 4; ++k) { /* first as the fast kernels want it, then not */
-                            t.n = lengths[k];
+                        if (moment >= 4 && (way + grad + moment + rounding) % 3) continue; /* a third of those mixed */
+                        for (k = 0; k < 6; ++k) { /* first as the fast kernels want it, then not; in arrays */
+                            t.n = lengths[k % 4];
+                            t.arrays = k < 4 ? NULL : &arrays;
                             t.grad_format = (kopt_format)grad;
-                            t.first_index = k == 0 ? 0 : 256u * below(9) + (k == 1 ? 0 : below(9));
+                            t.first_index = k % 4 == 0 ? 0 : 256u * below(9) + (k % 4 == 1 ? 0 : below(9));
                             t.copy = NULL;
                             t.counts = NULL;
                             opt.zero_grad = opt.maximize = opt.moments_only = 0;
-                            if (k != 0) {
+                            if (k % 4 != 0) {
                                 if (below(2)) t.copy = copy_room;
                                 if (below(2)) t.counts = &counts;
                                 t.copy_format = copy_formats[below(3)];
@@ -238,12 +258,13 @@ static void formats(int rule, const char *name) {
                                 if (opt.stable == 0 && rule != KOPT_RULE_EMA) opt.moments_only = !below(4);
                             }
                             opt.step = 0;
-                            states = grad == 0 && way == 0 && k == 0;
+                            states = grad == 0 && way == 0 && k % 4 == 0;
                             snprintf(options, sizeof options,
-                                     "%s, weights %d, rounding %d, moments %d, stochastic %d, gradient %d, n %d, "
-                                     "first %d%s%s",
-                                     name, weight, rounding, moment, way, grad, (int)t.n, (int)t.first_index,
-                                     t.copy ? ", copy" : "", t.counts ? ", counts" : "");
+                                     "%s, weights %d, rounding %d, moments %d %d, stochastic %d, gradient %d, n %d, "
+                                     "first %d%s%s%s",
+                                     name, weight, rounding, (int)opt.first_moment_format,
+                                     (int)opt.second_moment_format, way, grad, (int)t.n, (int)t.first_index,
+                                     t.copy ? ", copy" : "", t.counts ? ", counts" : "", t.arrays ? ", arrays" : "");
                             run_all(class, options, states);
                         }
                     }
@@ -398,6 +419,8 @@ static void tools(void) {
             t.first_index = 0;
             t.copy = NULL;
             t.counts = NULL;
+            t.arrays = NULL;
+            t.state = state_room;
             t.state_size = kopt_state_size(&opt, &t);
             fill(float_room, KOPT_F32, t.n, 0);
             run_init();

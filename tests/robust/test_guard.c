@@ -19,7 +19,7 @@
 
 /* ---- Memory between two pages without access -------------------------------------------------------------------- */
 
-enum { WEIGHT, GRAD, STATE, COPY, FLOATS, REGIONS };
+enum { WEIGHT, GRAD, STATE, COPY, FLOATS, OWN, STATE_ARRAYS = 11, REGIONS = OWN + STATE_ARRAYS }; /* OWN: arrays */
 enum { PAGES = 80, CANARY = 0x5a, MARGIN = 96 };
 
 static size_t page;
@@ -44,6 +44,13 @@ static void protect(int r, size_t first, size_t pages, int access) {
 static void protect_all(int access) {
     int r;
     for (r = 0; r < REGIONS; ++r) protect(r, 0, PAGES, access);
+}
+
+/* A state: its block, or its arrays. */
+static void protect_region(int r, int access) {
+    int i;
+    protect(r, 0, PAGES, access);
+    for (i = OWN; r == STATE && i < REGIONS; ++i) protect(i, 0, PAGES, access);
 }
 
 /* size bytes that begin (side 0) or end (side 1) where access does. */
@@ -120,23 +127,44 @@ static void run_list(void) { result = kopt_optimizer_step(&opt, &t, 1); }
 static uint32_t noise_state = 1;
 static uint32_t below(uint32_t n) { return scaled_to(lcg32(&noise_state), n); }
 
-enum { IN_WEIGHT, IN_COPY, IN_GRAD, IN_RESIDUAL, IN_SLOW, IN_SLOW_RESIDUAL, IN_MOMENT, ARRAYS = IN_MOMENT + 4 };
+enum { IN_WEIGHT, IN_COPY, IN_GRAD, IN_RESIDUAL, IN_MOMENT, IN_SCALE = IN_MOMENT + 4, IN_SLOW = IN_SCALE + 4 };
+enum { IN_SLOW_RESIDUAL = IN_SLOW + 1, ARRAYS };
 static const char *const array_name[ARRAYS] = {"weight",       "copy",          "gradient",     "residual",
-                                               "slow weight",  "slow residual", "first moment", "second moment",
-                                               "third moment", "fourth moment"};
+                                               "first moment", "second moment", "third moment", "fourth moment",
+                                               "first scales", "second scales", "third scales", "fourth scales",
+                                               "slow weight",  "slow residual"};
 static int complaints;
 
 static void complain(const char *what, int fault) {
     if (complaints++ < 20)
-        note("%s: %s, %s: rule %d, weights %d, rounding %d, moments %d, gradient %d, copy %d, n %lu, [%lu, %lu)",
+        note("%s: %s, %s: rule %d, weights %d, rounding %d, moments %d and %d%s, gradient %d, copy %d, n %lu, [%lu, "
+             "%lu)",
              kopt_isa_name(kopt_isa_current()), what, fault ? "FAULT" : kopt_result_string(result), (int)opt.rule,
-             (int)t.weight_format, (int)opt.rounding, (int)opt.moment_format, (int)t.grad_format,
-             t.copy ? (int)t.copy_format : -1, (unsigned long)t.n, (unsigned long)range_begin,
-             (unsigned long)range_end);
+             (int)t.weight_format, (int)opt.rounding, (int)opt.first_moment_format, (int)opt.second_moment_format,
+             t.arrays ? " in arrays" : "", (int)t.grad_format, t.copy ? (int)t.copy_format : -1, (unsigned long)t.n,
+             (unsigned long)range_begin, (unsigned long)range_end);
 }
 
 enum { RULES = 11, KINDS = RULES * 5 * 3 * 4 * 3 * 4 };
-static int with_copy;
+static int with_copy, with_arrays;
+static kopt_state_arrays arrays;
+
+/* The arrays of a state, in the order of kopt_state_arrays; their bytes, 0 if the options need none. */
+static void **array_of(int i) {
+    return i == 0   ? &arrays.residual
+           : i < 5  ? &arrays.moment[i - 1]
+           : i < 9  ? &arrays.scale[i - 5]
+           : i == 9 ? &arrays.slow
+                    : &arrays.slow_residual;
+}
+
+static size_t width_of(int i) {
+    const ref_layout l = ref_layout_of(&opt, t.weight_format, t.n);
+    if (i >= 5 && i < 9) return ref_coded(&opt) >> (i - 5) & 1 ? 4 : 0; /* for 256 elements */
+    return i == 0 ? l.residual_width : i < 5 ? l.moment_width[i - 1] : i == 9 ? l.slow_width : l.slow_residual_width;
+}
+
+static size_t bytes_of(int i) { return width_of(i) * (i >= 5 && i < 9 ? (t.n + 255) / 256 : t.n); }
 
 /* Kind number k of KINDS: rule, rounding, the three formats, copy. */
 static void set_kind(int k) {
@@ -156,7 +184,8 @@ static void set_kind(int k) {
     opt.lookahead = rule == 8 ? 1 : 1000; /* the slow weights are written, or not */
     opt.rounding = (kopt_rounding)(k % 5), k /= 5;
     weight = (kopt_format)(k % 3), k /= 3;
-    opt.moment_format = (kopt_format)(k % 4), k /= 4;
+    opt.first_moment_format = opt.second_moment_format = (kopt_format)(k % 4), k /= 4;
+    if (below(2)) opt.second_moment_format = (kopt_format)below(4);
     opt.step = 4;
     t = kopt_tensor_of(NULL, weight, NULL, (kopt_format)(k % 3), 0, NULL, 0);
     t.copy_format = (kopt_format)(k / 3 % 3);
@@ -186,7 +215,13 @@ static void lay(size_t n, const int side[REGIONS], size_t size[REGIONS]) {
     size[STATE] = t.state_size, size[COPY] = n * ref_width(t.copy_format), size[FLOATS] = 4 * n;
     t.weight = flush_with(WEIGHT, side[WEIGHT], size[WEIGHT]);
     t.grad = flush_with(GRAD, side[GRAD], size[GRAD]);
-    t.state = flush_with(STATE, side[STATE], size[STATE]);
+    t.state = flush_with(STATE, side[STATE], size[STATE]), t.arrays = NULL;
+    memset(&arrays, 0, sizeof arrays), arrays.size = sizeof arrays;
+    for (r = 0; r < STATE_ARRAYS; ++r) {
+        size[OWN + r] = with_arrays ? bytes_of(r) : 0;
+        *array_of(r) = size[OWN + r] ? flush_with(OWN + r, side[OWN + r], size[OWN + r]) : room[OWN + r] - 1;
+    }
+    if (with_arrays) t.arrays = &arrays, t.state = NULL, t.state_size = size[STATE] = 0;
     t.copy = with_copy ? flush_with(COPY, side[COPY], size[COPY]) : NULL;
     for (r = 0; r < REGIONS; ++r) set_margin(r, side[r], size[r]);
     fill(t.weight, t.weight_format, n);
@@ -204,7 +239,7 @@ static void check_steps(kopt_isa isa, int quick) {
             int side[REGIONS], r, fault;
             for (r = 0; r < REGIONS; ++r) side[r] = (int)below(2);
             set_kind(k);
-            opt.zero_grad = !read_only;
+            opt.zero_grad = !read_only, with_arrays = turn == 2;
             lay(a_length(), side, size);
             fill(t.grad, t.grad_format, t.n);
             if (kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK || kopt_step_begin(&step, &opt) != KOPT_OK) {
@@ -214,7 +249,7 @@ static void check_steps(kopt_isa isa, int quick) {
             if (read_only) protect(GRAD, 0, PAGES, PROT_READ);
             fault = faults(run_step);
             if (read_only) protect(GRAD, 0, PAGES, PROT_READ | PROT_WRITE);
-            for (r = 0; r < FLOATS; ++r) fault |= margin_changed(r, side[r], size[r]);
+            for (r = 0; r < REGIONS; ++r) fault |= margin_changed(r, side[r], size[r]);
             if (fault || result != KOPT_OK) complain("step", fault), ++bad;
         }
     }
@@ -226,28 +261,31 @@ static void check_steps(kopt_isa isa, int quick) {
 /* One range, with the page before its first element of an array, or after its last, read-only. */
 static int range_faults(int array, int after) {
     const ref_layout l = ref_layout_of(&opt, t.weight_format, t.n);
-    const size_t width[ARRAYS] = {ref_width(t.weight_format),
-                                  ref_width(t.copy_format),
-                                  ref_width(t.grad_format),
-                                  l.residual_width,
-                                  l.slow_width,
-                                  l.slow_residual_width,
-                                  l.moment_width[0],
-                                  l.moment_width[1],
-                                  l.moment_width[2],
-                                  l.moment_width[3]};
-    const size_t offset[ARRAYS] = {0,           0,           0,           l.residual, l.slow, l.slow_residual,
-                                   l.moment[0], l.moment[1], l.moment[2], l.moment[3]};
-    const int region = array == IN_WEIGHT ? WEIGHT : array == IN_COPY ? COPY : array == IN_GRAD ? GRAD : STATE;
-    const size_t edge = offset[array] + (after ? range_end : range_begin) * width[array], shift = page - edge % page;
+    const size_t offset[STATE_ARRAYS] = {l.residual, l.moment[0], l.moment[1], l.moment[2], l.moment[3],    l.scale[0],
+                                         l.scale[1], l.scale[2],  l.scale[3],  l.slow,      l.slow_residual};
+    const int of_state = array >= IN_RESIDUAL, scale = array >= IN_SCALE && array < IN_SLOW;
+    const int region = array == IN_WEIGHT ? WEIGHT
+                       : array == IN_COPY ? COPY
+                       : array == IN_GRAD ? GRAD
+                       : with_arrays      ? OWN + array - IN_RESIDUAL
+                                          : STATE;
+    const size_t width = array == IN_WEIGHT ? ref_width(t.weight_format)
+                         : array == IN_COPY ? ref_width(t.copy_format)
+                         : array == IN_GRAD ? ref_width(t.grad_format)
+                                            : width_of(array - IN_RESIDUAL);
+    const size_t at = (after ? range_end : range_begin) / (scale ? 256 : 1) * width;
+    const size_t edge = of_state && !with_arrays ? offset[array - IN_RESIDUAL] + at : at, shift = page - edge % page;
     const size_t first = (edge + shift) / page - (after ? 0 : 1);
-    int fault;
-    if (width[array] == 0) return 0; /* there is none */
-    t.weight = room[WEIGHT], t.grad = room[GRAD], t.state = room[STATE], t.state_size = l.size;
+    int fault, i;
+    if (width == 0 || (scale && !with_arrays)) return 0; /* there is none, or it has others near */
+    t.weight = room[WEIGHT], t.grad = room[GRAD], t.state = room[STATE], t.state_size = l.size, t.arrays = NULL;
+    memset(&arrays, 0, sizeof arrays), arrays.size = sizeof arrays;
+    for (i = 0; i < STATE_ARRAYS; ++i) *array_of(i) = room[OWN + i] + (region == OWN + i ? shift : 0);
+    if (with_arrays) t.arrays = &arrays, t.state = NULL, t.state_size = 0;
     if (t.copy || array == IN_COPY) t.copy = room[COPY];
     if (region == WEIGHT) t.weight = room[WEIGHT] + shift;
     if (region == GRAD) t.grad = room[GRAD] + shift;
-    if (region == STATE) t.state = room[STATE] + shift;
+    if (region == STATE && !with_arrays) t.state = room[STATE] + shift;
     if (region == COPY) t.copy = room[COPY] + shift;
     if (kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK || kopt_step_begin(&step, &opt) != KOPT_OK) return 1;
     protect(region, first, 1, PROT_READ);
@@ -265,7 +303,8 @@ static void check_ranges(kopt_isa isa, int quick) {
     for (turn = 0; turn < (quick ? 30 : 120); ++turn) {
         int array, after, hot = turn % 3 == 0; /* a third in kernels of their own: all in bf16, no copy */
         set_kind((int)below(KINDS));
-        if (hot) t.weight_format = opt.moment_format = t.grad_format = KOPT_BF16;
+        with_arrays = turn % 2;
+        if (hot) t.weight_format = opt.first_moment_format = opt.second_moment_format = t.grad_format = KOPT_BF16;
         opt.zero_grad = opt.rule != KOPT_RULE_EMA;
         t.n = 4 * page + 77; /* so that only one array of a state block has its range near the page */
         for (array = 0; array < ARRAYS; ++array) {
@@ -273,7 +312,7 @@ static void check_ranges(kopt_isa isa, int quick) {
             for (after = 0; after < 2; ++after, ++runs) {
                 size_t length = a_length();
                 range_begin = 2 * page + 1 + below((uint32_t)page / 2);
-                if (opt.moment_format == KOPT_Q8) /* whole blocks */
+                if (ref_coded(&opt)) /* whole blocks */
                     range_begin -= range_begin % 256, length += 255 - (length + 255) % 256;
                 range_end = range_begin + length;
                 bad += range_faults(array, after);
@@ -320,11 +359,11 @@ static void check_bulk(kopt_isa isa, int quick) {
 
 static int state_faults(const char *what, void (*call)(void), int read_only_a, int read_only_b) {
     int fault;
-    if (read_only_a >= 0) protect(read_only_a, 0, PAGES, PROT_READ);
-    if (read_only_b >= 0) protect(read_only_b, 0, PAGES, PROT_READ);
+    if (read_only_a >= 0) protect_region(read_only_a, PROT_READ);
+    if (read_only_b >= 0) protect_region(read_only_b, PROT_READ);
     fault = faults(call);
-    if (read_only_a >= 0) protect(read_only_a, 0, PAGES, PROT_READ | PROT_WRITE);
-    if (read_only_b >= 0) protect(read_only_b, 0, PAGES, PROT_READ | PROT_WRITE);
+    if (read_only_a >= 0) protect_region(read_only_a, PROT_READ | PROT_WRITE);
+    if (read_only_b >= 0) protect_region(read_only_b, PROT_READ | PROT_WRITE);
     if (fault || result != KOPT_OK) complain(what, fault);
     return fault || result != KOPT_OK;
 }
@@ -336,7 +375,7 @@ static void check_state(int quick) {
         int side[REGIONS], r, moments;
         for (r = 0; r < REGIONS; ++r) side[r] = (int)below(2);
         set_kind(k);
-        with_copy = 0;
+        with_copy = 0, with_arrays = (int)below(2);
         lay(a_length(), side, size);
         floats = (float *)(void *)flush_with(FLOATS, side[FLOATS], size[FLOATS]);
         fill(floats, KOPT_F32, t.n);
@@ -377,11 +416,12 @@ static void refused(const char *what, void (*call)(void), kopt_result want) {
 static void check_refusals(void) {
     const int side[REGIONS] = {1, 1, 1, 1, 1};
     size_t size[REGIONS];
+    kopt_state_arrays good_arrays;
     kopt_tensor good;
     kopt_optimizer good_opt;
     size_t i;
     set_kind(2 + RULES * (KOPT_KAHAN + 5 * (KOPT_BF16 + 3 * (KOPT_BF16 + 4 * KOPT_BF16))));
-    with_copy = 0;
+    with_copy = with_arrays = 0, opt.second_moment_format = KOPT_BF16;
     lay(101, side, size);
     floats = (float *)(void *)flush_with(FLOATS, 1, size[FLOATS]);
     fill(t.grad, t.grad_format, t.n), fill(floats, KOPT_F32, t.n);
@@ -409,7 +449,7 @@ static void check_refusals(void) {
     REFUSED(floats = t.weight, run_init, KOPT_ERROR_OVERLAP);
     REFUSED(opt.rounding = KOPT_EXACT, run_read, KOPT_ERROR_MISMATCH);
     REFUSED(floats = t.weight, run_write, KOPT_ERROR_OVERLAP);
-    REFUSED(opt.moment_format = KOPT_F32, run_save, KOPT_ERROR_MISMATCH);
+    REFUSED(opt.first_moment_format = opt.second_moment_format = KOPT_F32, run_save, KOPT_ERROR_MISMATCH);
     REFUSED(t.id = 1, run_save, KOPT_ERROR_MISMATCH);
     REFUSED(memset(image, 0, sizeof image), run_load, KOPT_ERROR_STATE);
     REFUSED((range_begin = 3, range_end = 102), run_range, KOPT_ERROR_BOUNDS);
@@ -426,6 +466,24 @@ static void check_refusals(void) {
         protect_all(PROT_READ | PROT_WRITE);
         image[i] ^= 0x10;
     }
+    with_arrays = 1, opt.second_moment_format = KOPT_Q8;
+    lay(101, side, size);
+    kopt_state_init(&opt, &t, 1, NULL);
+    kopt_step_begin(&step, &opt);
+    good = t, good_opt = opt, good_arrays = arrays;
+#define REFUSED_ARRAYS(change, call, want) (REFUSED(change, call, want), arrays = good_arrays)
+    REFUSED_ARRAYS(arrays.size--, run_step, KOPT_ERROR_SIZE);
+    REFUSED_ARRAYS(arrays.size--, run_init, KOPT_ERROR_SIZE);
+    REFUSED_ARRAYS(arrays.reserved_ = &step, run_list, KOPT_ERROR_OPTION);
+    REFUSED_ARRAYS(t.state = room[STATE], run_load, KOPT_ERROR_OPTION);
+    REFUSED_ARRAYS(arrays.residual = NULL, run_list, KOPT_ERROR_NULL);
+    REFUSED_ARRAYS(arrays.moment[0] = NULL, run_read, KOPT_ERROR_NULL);
+    range_begin = 0, range_end = t.n;
+    REFUSED_ARRAYS(arrays.scale[1] = NULL, run_range, KOPT_ERROR_NULL);
+    REFUSED_ARRAYS(arrays.scale[1] = NULL, run_init, KOPT_ERROR_NULL);
+    REFUSED_ARRAYS(arrays.moment[1] = t.weight, run_list, KOPT_ERROR_OVERLAP);
+    REFUSED_ARRAYS(arrays.moment[1] = arrays.scale[1], run_save, KOPT_ERROR_OVERLAP);
+    REFUSED_ARRAYS(floats = arrays.moment[0], run_write, KOPT_ERROR_OVERLAP);
     ok(!refusals_bad, "%d refusals in memory that can only be read: %d fail", refusals, refusals_bad);
 }
 

@@ -210,6 +210,18 @@ static inline int ref_square(const kopt_optimizer *o, int k) {
     return k < ref_moments(o) && (k == 1 || (k == 2 && o->rule == KOPT_RULE_ADAM));
 }
 
+/* The format of moment k: squares have that of the second moment, all others that of the first. */
+static inline kopt_format ref_format(const kopt_optimizer *o, int k) {
+    return ref_square(o, k) ? o->second_moment_format : o->first_moment_format;
+}
+
+/* The moments of 8 bits, as a set of bits. */
+static inline int ref_coded(const kopt_optimizer *o) {
+    int k, set = 0;
+    for (k = 0; k < ref_moments(o); ++k) set |= (ref_format(o, k) == KOPT_Q8) << k;
+    return set;
+}
+
 static inline size_t ref_room(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 static inline ref_layout ref_layout_of(const kopt_optimizer *o, kopt_format f, size_t n) {
@@ -219,11 +231,11 @@ static inline ref_layout ref_layout_of(const kopt_optimizer *o, kopt_format f, s
     l.residual = 64;
     l.size = l.residual + ref_room(n * l.residual_width);
     for (k = 0; k < 4; ++k) {
-        l.moment_width[k] = k < ref_moments(o) ? ref_width(o->moment_format) : 0;
+        l.moment_width[k] = k < ref_moments(o) ? ref_width(ref_format(o, k)) : 0;
         l.moment[k] = l.size;
         l.size += ref_room(n * l.moment_width[k]);
         l.scale[k] = l.size;
-        if (k < ref_moments(o) && o->moment_format == KOPT_Q8) l.size += ref_room((n + 255) / 256 * 4);
+        if (k < ref_moments(o) && ref_format(o, k) == KOPT_Q8) l.size += ref_room((n + 255) / 256 * 4);
     }
     l.slow_width = o->rule == KOPT_RULE_RANGER ? ref_width(f) : 0;
     l.slow = l.size;
@@ -239,7 +251,7 @@ static inline ref_layout ref_layout_of(const kopt_optimizer *o, kopt_format f, s
 typedef struct ref_scalars {
     float grad_scale, l2, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, momentum, rate, root_scale, eps;
     float beta3, one_minus_beta3, third_scale, back; /* Adan; Ranger: how far back to the slow weight */
-    int rectified, lookahead, first, coded;          /* coded: moments are left as they are, for codes of 8 bits */
+    int rectified, lookahead, first, coded;          /* coded: moments that are left as they are, for codes of 8 bits */
     float sharpness;                                 /* smooth Lion */
 } ref_scalars;
 
@@ -319,7 +331,7 @@ static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t) {
     s.beta1 = (float)o->beta1, s.one_minus_beta1 = ref_one_minus(o->beta1);
     s.beta2 = (float)o->beta2, s.one_minus_beta2 = ref_one_minus(o->beta2);
     s.beta3 = (float)o->beta3, s.one_minus_beta3 = ref_one_minus(o->beta3);
-    s.rate = (float)o->lr;
+    s.rate = o->rule == KOPT_RULE_EMA ? (float)(1 - o->beta1) : (float)o->lr;
     if (o->decay_mode == KOPT_DECAY_DECOUPLED) s.decay = ref_mul(s.rate, wd);
     if (o->decay_mode == KOPT_DECAY_FULLY_DECOUPLED) s.decay = ref_mul(ref_div(s.rate, (float)o->max_lr), wd);
     if (o->rule == KOPT_RULE_SGD) {
@@ -360,8 +372,8 @@ static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t) {
         s.lookahead = o->rule == KOPT_RULE_RANGER && t % (uint32_t)o->lookahead == 0;
         s.back = (float)(1 - o->lookahead_rate);
     }
-    s.coded = o->moment_format == KOPT_Q8 && ref_moments(o) > 0;
-    if (s.coded && ref_square(o, 1) && t > 1) s.root_scale = ref_mul(s.root_scale, 1.003f);
+    s.coded = ref_coded(o);
+    if (ref_square(o, 1) && ref_format(o, 1) == KOPT_Q8 && t > 1) s.root_scale = ref_mul(s.root_scale, 1.003f);
     return s;
 }
 
@@ -389,16 +401,16 @@ static inline float ref_compensation(kopt_format f, uint32_t residual) {
 
 /* Mean squares are kept as their root in fp16, and never as zero. The largest of them is rounded to nearest. */
 static inline int ref_rooted(const kopt_optimizer *o, int k) {
-    return o->moment_format == KOPT_FP16 && ref_square(o, k);
+    return ref_format(o, k) == KOPT_FP16 && ref_square(o, k);
 }
 
 static inline float ref_load_moment(const kopt_optimizer *o, const ref_element *e, int k) {
-    float x = ref_float(ref_widen(o->moment_format, e->moment[k]));
+    float x = ref_float(ref_widen(ref_format(o, k), e->moment[k]));
     return ref_rooted(o, k) ? ref_mul(x, x) : x;
 }
 
 static inline void ref_store_moment(const kopt_optimizer *o, ref_element *e, int k, float x, uint32_t r) {
-    kopt_format f = o->moment_format;
+    kopt_format f = ref_format(o, k);
     int nearest = f == KOPT_F32 || o->moment_rounding == KOPT_NEAREST || (o->rule == KOPT_RULE_ADAM && k == 2);
     if (ref_rooted(o, k)) x = ref_sqrt(x);
     e->moment[k] = ref_flush(f, nearest ? ref_narrow(f, ref_bits(x))
@@ -515,7 +527,7 @@ static inline void ref_step_element(const kopt_optimizer *o, kopt_format f, cons
     case KOPT_RULE_SMOOTH_LION: break;
     }
     for (k = 0; k < moments; ++k) {
-        if (s->coded)
+        if (s->coded >> k & 1)
             e->moment[k] = ref_bits(p[k]);
         else
             ref_store_moment(o, e, k, p[k], r);
@@ -563,7 +575,7 @@ static inline float ref_read_weight(const kopt_optimizer *o, kopt_format f, cons
 
 /* Moment k of 16 or 32 bits. */
 static inline uint32_t ref_write_moment(const kopt_optimizer *o, int k, float x) {
-    uint32_t u = ref_narrow_canonical(o->moment_format, ref_rooted(o, k) ? ref_sqrt(x) : x);
+    uint32_t u = ref_narrow_canonical(ref_format(o, k), ref_rooted(o, k) ? ref_sqrt(x) : x);
     return ref_rooted(o, k) && u == 0 && ref_bits(x) != 0 ? 1 : u;
 }
 
@@ -780,11 +792,11 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
         int e;
         if (s->l2 > 0) g = ref_add(g, ref_mul(s->l2, w));
         code = ref_get(state + l.moment[1], l.moment_width[1], i);
-        if (o->moment_format == KOPT_Q8)
+        if (ref_format(o, 1) == KOPT_Q8)
             v = ref_decoded((int)code, ref_get(state + l.scale[1], 4, i / 256), 1);
         else
-            v = ref_float(ref_widen(o->moment_format, code));
-        if (o->moment_format == KOPT_FP16) v = ref_mul(v, v);
+            v = ref_float(ref_widen(ref_format(o, 1), code));
+        if (ref_format(o, 1) == KOPT_FP16) v = ref_mul(v, v);
         root = ref_mul(ref_sqrt(ref_mean_square(s->beta2, s->one_minus_beta2, v, g)), s->root_scale);
         g = ref_div(g, root > s->eps || ref_is_nan(KOPT_F32, ref_bits(root)) ? root : s->eps);
         if (!ref_is_finite(KOPT_F32, ref_bits(g))) return 1;
@@ -831,7 +843,7 @@ static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor 
     }
 }
 
-/* With 8-bit moments: each block is decoded, stepped with fp32 moments as a small tensor of its own, and encoded. */
+/* With 8-bit moments: each block is decoded, stepped with fp32 in their place as a tensor of its own, and encoded. */
 static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s) {
     const kopt_format f = t->weight_format;
     static unsigned char state[64 + 24 * 256 + 64];
@@ -841,7 +853,8 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
     uint32_t x[256], r[256];
     size_t at, i, n, slow;
     int k;
-    fp32.moment_format = KOPT_F32;
+    if (o->first_moment_format == KOPT_Q8) fp32.first_moment_format = KOPT_F32;
+    if (o->second_moment_format == KOPT_Q8) fp32.second_moment_format = KOPT_F32;
     for (at = 0; at < t->n; at += 256) {
         kopt_tensor block = *t;
         n = block.n = t->n - at < 256 ? t->n - at : 256;
@@ -857,8 +870,10 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
         memcpy(state + b.slow_residual, whole + l.slow_residual + slow * at * l.slow_residual_width,
                n * l.slow_residual_width);
         for (k = 0; k < ref_moments(o); ++k) {
-            const uint32_t scale = ref_get(whole + l.scale[k], 4, at / 256);
-            for (i = 0; i < n; ++i)
+            const uint32_t scale = s->coded >> k & 1 ? ref_get(whole + l.scale[k], 4, at / 256) : 0;
+            if (!(s->coded >> k & 1))
+                memcpy(state + b.moment[k], whole + l.moment[k] + at * l.moment_width[k], n * l.moment_width[k]);
+            for (i = 0; i < n && s->coded >> k & 1; ++i)
                 ref_set(state + b.moment[k], 4, i,
                         ref_bits(ref_decoded(whole[l.moment[k] + at + i], scale, ref_square(o, k))));
         }
@@ -868,6 +883,10 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
         memcpy(whole + l.slow_residual + slow * at * l.slow_residual_width, state + b.slow_residual,
                n * l.slow_residual_width);
         for (k = 0; k < ref_moments(o); ++k) {
+            if (!(s->coded >> k & 1)) {
+                memcpy(whole + l.moment[k] + at * l.moment_width[k], state + b.moment[k], n * l.moment_width[k]);
+                continue;
+            }
             for (i = 0; i < n; ++i) {
                 x[i] = ref_get(state + b.moment[k], 4, i);
                 r[i] = ref_number(ref_random(o->seed, o->step + 1, t->id, 0, block.first_index + i), (uint32_t)k + 1);

@@ -30,7 +30,8 @@ static void check_angle(int quick) {
     for (round = 0; round < (quick ? 10 : 200); ++round) {
         kopt_optimizer o = kopt_adam_atan2(1);
         kopt_tensor t = kopt_tensor_of(weight, KOPT_F32, gradient, KOPT_F32, N, state, sizeof state);
-        o.moment_format = KOPT_F32, o.atan2_a = 1, o.beta1 = o.beta2 = 0.5, o.step = 1000;
+        o.first_moment_format = o.second_moment_format = KOPT_F32, o.atan2_a = 1, o.beta1 = o.beta2 = 0.5,
+        o.step = 1000;
         kopt_isa_force(isas[round / 2 % count]);
         memset(weight, 0, sizeof weight), memset(gradient, 0, sizeof gradient);
         for (i = 0; i < N; ++i) { /* roots of 12 bits; ratios near 1, and of any size */
@@ -112,7 +113,8 @@ static void check_formulas(int quick) {
                     kopt_optimizer o = which == 2 ? kopt_smooth_lion(1e-3, 10) : kopt_adam_atan2(1e-3);
                     o.atan2_outside = which == 1, o.atan2_b = which ? 1 : 0.7;
                     o.weight_decay = 0.1, o.seed = 5;
-                    o.rounding = (kopt_rounding)rounding, o.moment_format = (kopt_format)moment;
+                    o.rounding = (kopt_rounding)rounding,
+                    o.first_moment_format = o.second_moment_format = (kopt_format)moment;
                     if (weights == KOPT_F32 && rounding) continue;
                     if (quick && (weights == KOPT_FP16) != (moment == KOPT_FP16)) continue;
                     error = follow(o, (kopt_format)weights);
@@ -138,7 +140,7 @@ static void check_formulas(int quick) {
     }
     {
         kopt_optimizer o = kopt_adam_atan2(1e-3), p = o;
-        o.moment_format = p.moment_format = KOPT_F32;
+        o.first_moment_format = o.second_moment_format = p.first_moment_format = p.second_moment_format = KOPT_F32;
         p.atan2_outside = 1;
         error = follow(o, KOPT_F32), p.atan2_outside = 0, other = follow(p, KOPT_F32);
         ok(error < 2e-5 && other < 2e-5, "defaults: a = 1.27, b = 1, beta 0.9, 0.99");
@@ -200,7 +202,7 @@ static void check_traits(void) {
         kopt_optimizer o = kopt_adam_atan2(1e-2);
         kopt_tensor t = kopt_tensor_of(weight, KOPT_F32, gradient, KOPT_F32, 4, state, sizeof state);
         const float tiny[4] = {1e-25f, -1e-25f, 0, 1e-28f};
-        o.moment_format = KOPT_F32, o.atan2_a = 1;
+        o.first_moment_format = o.second_moment_format = KOPT_F32, o.atan2_a = 1;
         memset(weight, 0, sizeof weight), memcpy(gradient, tiny, sizeof tiny);
         kopt_state_init(&o, &t, 1, NULL);
         kopt_optimizer_step(&o, &t, 1);

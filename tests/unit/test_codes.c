@@ -23,7 +23,7 @@ static uint32_t noise(void) { return (uint32_t)(splitmix64(&noise_state) >> 32);
 /* An optimizer and a tensor of n elements with fresh moments; code and scale are those of one of them. */
 static int fresh(kopt_optimizer *o, kopt_tensor *t, size_t n, int square) {
     ref_layout l;
-    o->moment_format = KOPT_Q8;
+    o->first_moment_format = o->second_moment_format = KOPT_Q8;
     *t = kopt_tensor_of(weight, KOPT_F32, grad, KOPT_F32, n, state, sizeof state);
     memset(state, 0x5a, sizeof state);
     l = ref_layout_of(o, KOPT_F32, n);
@@ -381,7 +381,7 @@ static void check_length(void) {
         memset(w, 0, sizeof w);
         for (k = 0; k < 2; ++k) {
             o[k] = kopt_adam(1), o[k].beta2 = 0.99;
-            o[k].moment_format = k ? KOPT_Q8 : KOPT_F32;
+            o[k].first_moment_format = o[k].second_moment_format = k ? KOPT_Q8 : KOPT_F32;
             t[k] = kopt_tensor_of(w[k], KOPT_F32, g, KOPT_F32, N, block[k], sizeof block[k]);
             bad += kopt_state_init(&o[k], &t[k], 1, NULL) != KOPT_OK;
         }

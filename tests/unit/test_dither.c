@@ -213,7 +213,8 @@ static void check_exact(kopt_format f) {
     int bad = 0, step;
     size_t i;
     enum { M = 5000 };
-    o.rounding = KOPT_EXACT, o.moment_format = fp32.moment_format = KOPT_F32;
+    o.rounding = KOPT_EXACT,
+    o.first_moment_format = o.second_moment_format = fp32.first_moment_format = fp32.second_moment_format = KOPT_F32;
     for (i = 0; i < M; ++i) values[0][i] = (uniform32(&word) + 0.1f) * (i % 2 ? -1.0f : 1.0f);
     ok(kopt_convert(weight[0], f, values[0], KOPT_F32, M) == KOPT_OK, "weights");
     t = kopt_tensor_of(weight[0], f, grad, KOPT_F32, M, state[0], sizeof state[0]);

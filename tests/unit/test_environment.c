@@ -279,7 +279,7 @@ static NOINLINE void record_steps(const kopt_optimizer *options, double rate_sca
         kopt_norm norm;
         kopt_step s;
         size_t size;
-        o.moment_format = mixtures[m].moment, o.rounding = mixtures[m].rounding;
+        o.first_moment_format = o.second_moment_format = mixtures[m].moment, o.rounding = mixtures[m].rounding;
         t.copy = copy, t.copy_format = mixtures[m].copy, t.rate_scale = rate_scale;
         memset(&s, 0, sizeof s);
         memset(state, 0, sizeof state);

@@ -181,7 +181,7 @@ static void check_second_moment(double beta2) {
     for (k = 0; k < RUNS; ++k) {
         kopt_optimizer o = kopt_adam(1e-3);
         o.beta2 = beta2;
-        o.moment_format = k == FP32 ? KOPT_F32 : KOPT_BF16;
+        o.first_moment_format = o.second_moment_format = k == FP32 ? KOPT_F32 : KOPT_BF16;
         o.moment_rounding = k == NEAREST ? KOPT_NEAREST : KOPT_STOCHASTIC;
         start(&run[k], o, KOPT_BF16, pool, MOST, weight);
     }
@@ -208,7 +208,7 @@ static void check_small_gradients(void) {
     for (i = 0; i < MOST; ++i) weight[i] = 1, constant[i] = 1e-6f;
     for (k = 0; k < RUNS; ++k) {
         kopt_optimizer o = kopt_adam(1e-5);
-        o.moment_format = k == FP32 ? KOPT_F32 : KOPT_FP16;
+        o.first_moment_format = o.second_moment_format = k == FP32 ? KOPT_F32 : KOPT_FP16;
         o.grad_scale = 1e-6;
         start(&run[k], o, KOPT_F32, pool, MOST, weight);
         train_on_pool(&run[k], 10000, 7);
@@ -237,7 +237,7 @@ static void check_moments_under_loss_scale(void) {
         for (i = 0; i < MOST; ++i) scaled[i] = size[k] * 65536;
         for (f = KOPT_F32; f <= KOPT_FP16; ++f) {
             kopt_optimizer o = kopt_adam(1e-3);
-            o.moment_format = (kopt_format)f;
+            o.first_moment_format = o.second_moment_format = (kopt_format)f;
             o.grad_scale = 1.0 / 65536;
             start(&r, o, KOPT_F32, scaled, MOST, zero);
             train(&r, 1000);
@@ -262,7 +262,7 @@ static int differ_from_fp32(kopt_optimizer o, kopt_format f, kopt_format moments
     const float *a, *b;
     for (i = 0; i < N; ++i) weight[i] = (i & 1 ? 1.0f : -1.0f) * (0.5f + 3 * uniform32(&draws));
     for (k = 0; k < 2; ++k) {
-        o.rounding = KOPT_EXACT, o.moment_format = k ? fp32_moments : moments;
+        o.rounding = KOPT_EXACT, o.first_moment_format = o.second_moment_format = k ? fp32_moments : moments;
         start(&run[k], o, k ? KOPT_F32 : f, pool, N, weight);
         train_on_pool(&run[k], 200, 3);
     }
@@ -559,7 +559,8 @@ static void check_fine_tuning(long steps, double least, double most) {
         }
         for (arm = 0; arm < ARMS; ++arm) {
             kopt_optimizer o = kopt_adamw(1e-6);
-            o.weight_decay = 0, o.moment_format = KOPT_F32, o.rounding = (kopt_rounding)rounding[arm];
+            o.weight_decay = 0, o.first_moment_format = o.second_moment_format = KOPT_F32,
+            o.rounding = (kopt_rounding)rounding[arm];
             o.seed = (uint64_t)seed;
             start(&run[arm], o, arm == FP32 ? KOPT_F32 : KOPT_BF16, grad, MOST, arm == KEPT ? kept : from);
             for (windows = (uint32_t)seed, t = 0; t < steps; ++t) {
@@ -627,7 +628,7 @@ static void check_trajectory(const char *name, kopt_optimizer o, int schedule) {
     const float *x;
     long t;
     int i;
-    o.moment_format = KOPT_F32;
+    o.first_moment_format = o.second_moment_format = KOPT_F32;
     for (i = 0; i < N; ++i) w[i] = (double)(weight[i] = gaussian());
     start(&r, o, KOPT_F32, pool, N, weight);
     for (t = 1; t <= STEPS; ++t) {
@@ -673,7 +674,7 @@ static void check_defaults(void) {
     ok(within(w.beta1, 0.9, 0) && within(w.beta2, 0.999, 0) && within(w.eps, 1e-8, 0) &&
            within(w.weight_decay, 0.01, 0) && w.decay_mode == KOPT_DECAY_DECOUPLED && !w.maximize,
        "AdamW has PyTorch's defaults");
-    ok(w.rounding == KOPT_KAHAN && w.moment_format == KOPT_BF16 && w.moment_rounding == KOPT_STOCHASTIC &&
+    ok(w.rounding == KOPT_KAHAN && w.first_moment_format == KOPT_BF16 && w.moment_rounding == KOPT_STOCHASTIC &&
            w.residual_rounding == KOPT_STOCHASTIC && !w.zero_grad && within(w.grad_scale, 1, 0) &&
            within(w.clip, 1, 0) && within(w.max_lr, 0.5, 0) && !w.seed && !w.step,
        "the other defaults are the documented ones");
@@ -698,7 +699,7 @@ static void check_rest(void) {
                             kopt_optimizer o = rule == 3 ? kopt_adamw(0.1) : kopt_sgd(0.1, rule ? 0.9 : 0);
                             o.nesterov = rule == 2, o.weight_decay = 0;
                             o.rounding = (kopt_rounding)rounding;
-                            o.moment_format = (kopt_format)moment;
+                            o.first_moment_format = o.second_moment_format = (kopt_format)moment;
                             o.moment_rounding = o.residual_rounding = quiet ? KOPT_NEAREST : KOPT_STOCHASTIC;
                             for (i = 0; i < N; ++i) {
                                 uint32_t word = ref_bits(gaussian());

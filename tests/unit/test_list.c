@@ -109,12 +109,12 @@ static void rules(void) {
     slices_are_the_whole("AdamW on all three formats", o, MIXED, KOPT_BF16);
     o.zero_grad = 1;
     slices_are_the_whole("... that sets the gradient to zero", o, IN_BF16, KOPT_F32);
-    o = kopt_adamw(1e-2), o.moment_format = KOPT_Q8, o.rounding = KOPT_COMPACT;
+    o = kopt_adamw(1e-2), o.first_moment_format = o.second_moment_format = KOPT_Q8, o.rounding = KOPT_COMPACT;
     slices_are_the_whole("compact AdamW with 8-bit moments", o, IN_BF16, KOPT_BF16);
     slices_are_the_whole("... on all three formats", o, MIXED, KOPT_FP16);
-    o = kopt_sgd(1e-2, 0), o.moment_format = KOPT_Q8, o.rounding = KOPT_STOCHASTIC;
+    o = kopt_sgd(1e-2, 0), o.first_moment_format = o.second_moment_format = KOPT_Q8, o.rounding = KOPT_STOCHASTIC;
     slices_are_the_whole("fp16 SGD without moments", o, IN_FP16, KOPT_FP16);
-    o = kopt_adan(1e-2), o.moment_format = KOPT_Q8;
+    o = kopt_adan(1e-2), o.first_moment_format = o.second_moment_format = KOPT_Q8;
     slices_are_the_whole("fp32 Adan with 8-bit moments", o, IN_F32, KOPT_F32);
     o = kopt_ranger(1e-2), o.lookahead = 3;
     slices_are_the_whole("Ranger that synchronizes", o, IN_BF16, KOPT_BF16);
@@ -147,7 +147,7 @@ static void each_range(void) {
         static const size_t ends[] = {0, 1, 4, 5, 6, 200, 261, 262, 704, 705, 706, 900, 960, 961, 962};
         const int count = (int)(sizeof ends / sizeof *ends);
         if (format == 2) opt = kopt_sgd(1e-2, 0);
-        if (format) opt.moment_format = KOPT_Q8;
+        if (format) opt.first_moment_format = opt.second_moment_format = KOPT_Q8;
         build(&before, &opt, IN_BF16, KOPT_BF16);
         bad = kopt_step_begin(&step, &before.opt) != KOPT_OK;
         for (pair = 0; pair < count * count; ++pair) {
@@ -181,7 +181,7 @@ static void range_of_blocks(void) {
     kopt_optimizer opt = kopt_adamw(1e-2);
     kopt_step step;
     int i, k, bad = 0, nothing = 0;
-    opt.moment_format = KOPT_Q8;
+    opt.first_moment_format = opt.second_moment_format = KOPT_Q8;
     build(&before, &opt, MIXED, KOPT_BF16);
     bad += kopt_step_begin(&step, &before.opt) != KOPT_OK;
     for (i = 0; i < count; ++i)
@@ -228,7 +228,7 @@ static void stable(void) {
     bad += kopt_step_range(&step, parts.list, LIST, 300, SIZE) != KOPT_OK;
     bad += kopt_step_range(&step, parts.list, LIST, 0, 300) != KOPT_OK;
     ok(!bad && same(&parts, &whole), "StableAdamW: with stable_scale any ranges give the bits of the whole");
-    opt.moment_format = KOPT_Q8;
+    opt.first_moment_format = opt.second_moment_format = KOPT_Q8;
     build(&parts, &opt, IN_BF16, KOPT_BF16);
     bad = kopt_step_begin(&step, &parts.opt) != KOPT_OK;
     copy_model(&before, &parts);
@@ -279,7 +279,8 @@ static void init_and_dither(void) {
             for (turn = 0; turn < 4; ++turn) {
                 kopt_optimizer opt = turn & 1 ? kopt_ranger(1e-2) : kopt_adamw(1e-2);
                 size_t at = 0;
-                opt.rounding = (kopt_rounding)rounding, opt.moment_format = turn & 2 ? KOPT_Q8 : KOPT_BF16;
+                opt.rounding = (kopt_rounding)rounding,
+                opt.first_moment_format = opt.second_moment_format = turn & 2 ? KOPT_Q8 : KOPT_BF16;
                 build(&before, &opt, (weights)which, KOPT_BF16);
                 copy_model(&whole, &before), copy_model(&parts, &before);
                 bad_init += kopt_state_init(&whole.opt, whole.list, LIST, row) != KOPT_OK;
@@ -468,7 +469,7 @@ static void run(void) {
             kopt_optimizer opt = kopt_stable_adamw(1e-2);
             kopt_step step;
             int i;
-            opt.moment_format = (kopt_format)moment;
+            opt.first_moment_format = opt.second_moment_format = (kopt_format)moment;
             build(&before, &opt, (weights)which, KOPT_F32);
             copy_model(&whole, &before), copy_model(&parts, &before);
             bad += kopt_optimizer_step(&whole.opt, whole.list, LIST) != KOPT_OK;

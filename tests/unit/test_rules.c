@@ -140,7 +140,7 @@ static void check_papers(void) {
             o.decay_mode = (kopt_decay_mode)d, o.weight_decay = d == KOPT_DECAY_FULLY_DECOUPLED ? 1e-4 : 0.1;
             o.maximize = d == 1;
             if (o.stable && d == KOPT_DECAY_L2) continue; /* calm() is without it */
-            o.moment_format = KOPT_F32;
+            o.first_moment_format = o.second_moment_format = KOPT_F32;
             worst = follow(o, KOPT_F32, &rms);
             ok(worst < 1e-5, "%s, decay %d, fp32: 1000 steps within %.1e of binary64", name[k], d, worst);
             if (d == KOPT_DECAY_L2) continue;
@@ -206,7 +206,7 @@ static void check_rest(void) {
                     kopt_tensor t = kopt_tensor_of(weight, (kopt_format)f, zero, KOPT_F32, N, state, sizeof state);
                     int i;
                     o.amsgrad = k == 4, o.weight_decay = 0;
-                    o.moment_format = (kopt_format)moment, o.rounding = (kopt_rounding)r;
+                    o.first_moment_format = o.second_moment_format = (kopt_format)moment, o.rounding = (kopt_rounding)r;
                     for (i = 0; i < N; ++i) before[i] = gaussian();
                     run(kopt_state_init(&o, &t, 1, before));
                     run(kopt_state_read(&o, &t, KOPT_SLOT_WEIGHT, before));
@@ -231,7 +231,8 @@ static void check_drop(void) {
     for (rounding = KOPT_NEAREST; rounding <= KOPT_STOCHASTIC; ++rounding) {
         kopt_optimizer o[2];
         o[0] = kopt_adam(1e-9), o[1] = o[0];
-        o[0].moment_format = KOPT_F32, o[1].moment_format = KOPT_Q8;
+        o[0].first_moment_format = o[0].second_moment_format = KOPT_F32,
+        o[1].first_moment_format = o[1].second_moment_format = KOPT_Q8;
         for (k = 0; k < 2; ++k) {
             kopt_tensor t = kopt_tensor_of(w, KOPT_BF16, grad, KOPT_F32, BIG, block, sizeof block);
             double sum = 0;
@@ -261,7 +262,7 @@ static void check_guard(void) {
     kopt_tensor t = kopt_tensor_of(weight, KOPT_F32, grad, KOPT_F32, N, state, sizeof state);
     double most = 0;
     int i, k;
-    o.moment_format = KOPT_Q8;
+    o.first_moment_format = o.second_moment_format = KOPT_Q8;
     memset(weight, 0, sizeof weight);
     run(kopt_state_init(&o, &t, 1, NULL));
     for (k = 0; k < 1000; ++k) {
@@ -298,7 +299,8 @@ static void check_large(void) {
                                        : rule == 2 ? kopt_adan(0.1)
                                                    : kopt_adamw(0.1);
                     kopt_tensor t = kopt_tensor_of(w[k], KOPT_BF16, grad, KOPT_F32, BIG, block[k], sizeof block[k]);
-                    o.amsgrad = rule == 4, o.moment_format = KOPT_Q8, o.moment_rounding = (kopt_rounding)how;
+                    o.amsgrad = rule == 4, o.first_moment_format = o.second_moment_format = KOPT_Q8,
+                    o.moment_rounding = (kopt_rounding)how;
                     memset(block[k], 0, sizeof block[k]);
                     memset(w[k], 0, sizeof w[k]);
                     run(kopt_isa_force(k ? isas[isa] : KOPT_ISA_SCALAR));
@@ -342,7 +344,7 @@ static void check_ranges(void) {
     kopt_tensor t[3];
     kopt_step s;
     int i, bad = 0;
-    o.moment_format = KOPT_Q8;
+    o.first_moment_format = o.second_moment_format = KOPT_Q8;
     for (i = 0; i < LENGTH; ++i) g[i] = (uint16_t)(0x3c00 + i);
     for (i = 0; i < 3; ++i) {
         t[i] = kopt_tensor_of(w[i], KOPT_BF16, g, KOPT_BF16, LENGTH, block[i], sizeof block[i]);
@@ -383,7 +385,7 @@ static void check_moments_only(void) {
     for (i = 0; i < N; ++i) before[i] = 0x3f80;
     memcpy(weight, before, sizeof before);
     t.copy = copy, t.copy_format = KOPT_F32;
-    o.moment_format = KOPT_F32;
+    o.first_moment_format = o.second_moment_format = KOPT_F32;
     run(kopt_state_init(&o, &t, 1, NULL));
     memset(copy, 0x77, sizeof copy);
     o.moments_only = 1;
@@ -410,7 +412,8 @@ static void check_late(void) {
             kopt_optimizer o = adamw ? kopt_adamw(1e-3) : kopt_adam(1e-3), late, fresh = o;
             kopt_tensor t[2], alone;
             int bad = 0;
-            o.moment_format = fresh.moment_format = (kopt_format)format;
+            o.first_moment_format = o.second_moment_format = fresh.first_moment_format = fresh.second_moment_format =
+                (kopt_format)format;
             for (k = 0; k < 2; ++k)
                 t[k] = kopt_tensor_of(w[k], KOPT_F32, g, KOPT_F32, N, k ? late_state : state, 64 + 8 * N);
             alone = kopt_tensor_of(w[2], KOPT_F32, g, KOPT_F32, N, fresh_state, sizeof fresh_state);

@@ -75,7 +75,8 @@ static void check_stored_weights(void) {
                 for (f = 0; f < 3; ++f)
                     for (size = 1; size <= 300; size += 299) {
                         kopt_optimizer o = rules[r];
-                        o.rounding = (kopt_rounding)rounding, o.moment_format = moment[f];
+                        o.rounding = (kopt_rounding)rounding,
+                        o.first_moment_format = o.second_moment_format = moment[f];
                         if (o.rule != KOPT_RULE_EMA)
                             o.decay_mode = mode & 2 ? KOPT_DECAY_L2 : KOPT_DECAY_DECOUPLED, o.weight_decay = 0.1;
                         bad += stored_weights_differ(o, mode & 1 ? KOPT_FP16 : KOPT_BF16, size, mode & 4);
@@ -98,7 +99,7 @@ static uint32_t same_nan(uint32_t u) { return ref_is_nan(KOPT_F32, u) ? 0x7fc000
 static int writing_differs(int what) {
     const kopt_format f = t.weight_format;
     ref_layout l = ref_layout_of(&opt, f, N);
-    size_t i, moment = ref_width(opt.moment_format), width = ref_width(f);
+    size_t i, moment = ref_width(opt.first_moment_format), width = ref_width(f);
     int bad = 0, k = what - KOPT_SLOT_FIRST_MOMENT;
     for (i = 0; i < N; ++i)
         ref_set(values + 1, 4, i, what == KOPT_SLOT_SECOND_MOMENT ? input(i) & 0x7fffffff : input(i));
@@ -117,7 +118,7 @@ static int writing_differs(int what) {
             read = ref_read_weight(&opt, f, &got);
         } else {
             uint32_t want = ref_write_moment(&opt, k, x), got = ref_get(state + l.moment[k], moment, i);
-            if (opt.moment_format == KOPT_F32) want = same_nan(want), got = same_nan(got);
+            if (opt.first_moment_format == KOPT_F32) want = same_nan(want), got = same_nan(got);
             bad += got != want;
             read = ref_read_moment(&opt, k, got);
         }
@@ -134,7 +135,8 @@ static void check_writing(void) {
         for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding) {
             size_t i;
             opt = kopt_adamw(1e-3);
-            opt.moment_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
+            opt.first_moment_format = opt.second_moment_format = (kopt_format)format,
+            opt.rounding = (kopt_rounding)rounding;
             t = kopt_tensor_of(weight, (kopt_format)format, NULL, KOPT_BF16, N, state, sizeof state);
             for (i = 0; i < N; ++i) ref_set(values + 1, 4, i, input(i));
             init += kopt_state_init(&opt, &t, 1, (const float *)(const void *)(values + 1)) != KOPT_OK;
@@ -156,7 +158,7 @@ static void check_least_scale(void) {
     static float in[512], out[512];
     static unsigned char block[64 + 2 * (512 + 16)];
     int what, i, bad = 0;
-    opt = kopt_adamw(1e-3), opt.moment_format = KOPT_Q8;
+    opt = kopt_adamw(1e-3), opt.first_moment_format = opt.second_moment_format = KOPT_Q8;
     t = kopt_tensor_of(weight, KOPT_F32, NULL, KOPT_F32, 512, block, sizeof block);
     bad += kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK;
     for (what = KOPT_SLOT_FIRST_MOMENT; what <= KOPT_SLOT_SECOND_MOMENT; ++what) {
@@ -319,7 +321,8 @@ static void check_places(void) {
                               : rule == 5 ? kopt_ranger(0.1)
                                           : kopt_adamw(0.1);
                         opt.amsgrad = rule == 3;
-                        opt.rounding = (kopt_rounding)rounding, opt.moment_format = (kopt_format)moment;
+                        opt.rounding = (kopt_rounding)rounding,
+                        opt.first_moment_format = opt.second_moment_format = (kopt_format)moment;
                         l = ref_layout_of(&opt, (kopt_format)format, n);
                         t = kopt_tensor_of(weight, (kopt_format)format, grads, KOPT_BF16, n, block, l.size);
 #define ARRAY(at, size) (place[arrays] = (at), end[arrays] = (at) + (size), bytes += (size), arrays += (size) != 0)
@@ -380,8 +383,11 @@ static void check_nothing_kept(void) {
 
 static void check_reserved(void) {
     build(KOPT_KAHAN, 2);
+    m.state[2][10] = 1;
+    made_is(KOPT_ERROR_STATE, KOPT_OK, KOPT_ERROR_STATE, "a block that claims to be of a checkpoint");
+    build(KOPT_KAHAN, 2);
     m.state[2][11] = 1;
-    made_is(KOPT_ERROR_STATE, KOPT_OK, KOPT_ERROR_STATE, "a block with a reserved byte set");
+    made_is(KOPT_ERROR_MISMATCH, KOPT_OK, KOPT_ERROR_MISMATCH, "a block with another format of the second moment");
 }
 
 /* Never a crash, whatever was in the memory of a step. */
@@ -393,7 +399,8 @@ static void check_garbage_steps(void) {
         unsigned char *p = (unsigned char *)&step;
         build(turn & 1 ? KOPT_KAHAN : KOPT_STOCHASTIC, turn & 2);
         if (turn & 8) {
-            m.list[0].weight_format = m.opt.moment_format = m.list[0].grad_format = KOPT_F32;
+            m.list[0].weight_format = m.opt.first_moment_format = m.opt.second_moment_format = m.list[0].grad_format =
+                KOPT_F32;
             m.list[0].n = SMALL / 2;
         }
         kopt_step_begin(&step, &m.opt);

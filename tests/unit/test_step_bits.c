@@ -103,15 +103,16 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p) {
                                                  : (w & 0x7fff) - (w & 0x7c00 ? word & 0x3ff : 0);
         ref_set(initial[STATE] + l.residual, l.residual_width, i, word ^ (word << 3 & 0x8000));
     }
-    for (k = 0; k < 4 && o->moment_format == KOPT_Q8; ++k) { /* any codes, any scale */
+    for (k = 0; k < 4; ++k) { /* any codes, any scale */
+        if (ref_format(o, k) != KOPT_Q8) continue;
         for (i = 0; i < t->n * l.moment_width[k]; ++i) initial[STATE][l.moment[k] + i] = (unsigned char)noise();
         if (l.moment_width[k])
             randomise(initial[STATE] + l.scale[k], 4, (t->n + 255) / 256, below(4) ? TAME : p, KOPT_F32, -14, 0, 0);
     }
-    for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k) {
+    for (k = 0; k < 4; ++k) {
         int square = ref_square(o, k);
-        if (l.moment_width[k])
-            randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, o->moment_format, square ? -20 : -14,
+        if (l.moment_width[k] && ref_format(o, k) != KOPT_Q8)
+            randomise(initial[STATE] + l.moment[k], l.moment_width[k], t->n, p, ref_format(o, k), square ? -20 : -14,
                       -1, !square);
     }
     if (l.slow_width) randomise(initial[STATE] + l.slow, l.slow_width, t->n, p, t->weight_format, -8, 1, 1);
@@ -135,15 +136,24 @@ static const char *const kind_name[] = {"SGD", "Adam", "Lion", "Adan", "RAdam", 
 static const char *describe(const kopt_optimizer *o, const kopt_tensor *t) {
     static char text[400];
     snprintf(text, sizeof text,
-             "%s momentum %g dampening %g nesterov %d, decay %d of %g, lr %g, weights %s %s, moments %s %s, "
+             "%s momentum %g dampening %g nesterov %d, decay %d of %g, lr %g, weights %s %s, moments %s %s %s, "
              "compensation %s, gradient %s * %g * %g, copy %s, no_decay %d, maximize %d, zero_grad %d, step %u, n %lu, "
              "first %lu",
              kind_name[o->rule], o->momentum, o->dampening, o->nesterov, (int)o->decay_mode, o->weight_decay, o->lr,
-             format_name[t->weight_format], rounding_name[o->rounding], format_name[o->moment_format],
-             rounding_name[o->moment_rounding], rounding_name[o->residual_rounding], format_name[t->grad_format],
-             o->grad_scale, o->clip, t->copy ? format_name[t->copy_format] : "none", t->no_decay, o->maximize,
-             o->zero_grad, (unsigned)o->step + 1, (unsigned long)t->n, (unsigned long)t->first_index);
+             format_name[t->weight_format], rounding_name[o->rounding], format_name[o->first_moment_format],
+             format_name[o->second_moment_format], rounding_name[o->moment_rounding],
+             rounding_name[o->residual_rounding], format_name[t->grad_format], o->grad_scale, o->clip,
+             t->copy ? format_name[t->copy_format] : "none", t->no_decay, o->maximize, o->zero_grad,
+             (unsigned)o->step + 1, (unsigned long)t->n, (unsigned long)t->first_index);
     return text;
+}
+
+/* Formats of the first and the second moment: the same for both, or TWO_FORMATS, any two that differ. */
+enum { TWO_FORMATS = KOPT_Q8 + 1 };
+static void set_moments(kopt_optimizer *o, int moment) {
+    const uint32_t first = moment == TWO_FORMATS ? below(4) : (uint32_t)moment;
+    o->first_moment_format = (kopt_format)first;
+    o->second_moment_format = (kopt_format)(moment == TWO_FORMATS ? (first + 1 + below(3)) % 4 : first);
 }
 
 static int complaints;
@@ -227,7 +237,7 @@ static int disagreements_prepared(const kopt_optimizer *o, kopt_tensor *t, int s
         int b, agree;
         if (t->counts) t->counts->wanted = t->counts->still = t->counts->stuck = 0;
         for (b = 0; b < BUFFERS; ++b) offset[b] = MARGIN / 2 + below(64);
-        if (o->moment_format == KOPT_Q8)
+        if (ref_coded(o))
             agree = steps_agree(*o, t, steps, offset, below(3) ? 256 : 0);
         else
             agree = steps_agree(*o, t, steps, offset, below(3) ? 1 + below(200) : 0);
@@ -325,7 +335,7 @@ static void vary(kopt_optimizer *o, kopt_tensor *t) {
     o->moments_only = below(8) == 0;
     if (o->rule == KOPT_RULE_RANGER) o->lookahead = 1 + (int)below(4), o->lookahead_rate = below(3) ? 0.5 : 0.2;
     if (o->rule == KOPT_RULE_EMA) {
-        o->lr = below(2) ? 0.01 : 1e-4;
+        o->beta1 = below(2) ? 0.99 : 0.9999;
         o->moments_only = o->maximize = o->zero_grad = 0, o->weight_decay = 0;
     }
     o->step = step[below(6)];
@@ -348,21 +358,21 @@ static void check_combinations(uint32_t every) {
             int bad = 0;
             for (decay = 0; decay < 4; ++decay)
                 for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
-                    for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment)
+                    for (moment = KOPT_F32; moment <= TWO_FORMATS; ++moment)
                         for (moment_rounding = KOPT_NEAREST; moment_rounding <= KOPT_STOCHASTIC; ++moment_rounding)
                             for (compensation = KOPT_NEAREST; compensation <= KOPT_STOCHASTIC; ++compensation)
                                 for (grad = KOPT_F32; grad <= KOPT_FP16; ++grad) {
                                     kopt_optimizer o = make((rule)r);
                                     kopt_tensor t = tensor((kopt_format)weight, (kopt_format)grad, 0);
                                     if (count++ % every) continue;
-                                    o.rounding = (kopt_rounding)rounding, o.moment_format = (kopt_format)moment;
+                                    set_moments(&o, moment), o.rounding = (kopt_rounding)rounding;
                                     o.moment_rounding = (kopt_rounding)moment_rounding;
                                     o.residual_rounding = (kopt_rounding)compensation;
                                     o.decay_mode = decay == 3 ? KOPT_DECAY_L2 : (kopt_decay_mode)decay,
                                     o.weight_decay = decay < 3;
                                     vary(&o, &t);
                                     t.n = 100 + below(300);
-                                    if (moment == KOPT_Q8) t.n += below(300);
+                                    if (ref_coded(&o)) t.n += below(300);
                                     for (p = 0; p < PROFILES; ++p, ++cases)
                                         bad += disagreements(&o, &t, (profile)p, STEPS);
                                 }
@@ -376,7 +386,7 @@ static void check_combinations(uint32_t every) {
 /* The combinations that train models, all bf16 and all fp16. */
 static kopt_optimizer common(rule r, kopt_format f, int rounding, int decay) {
     kopt_optimizer o = make(r);
-    o.moment_format = f;
+    o.first_moment_format = o.second_moment_format = f;
     o.rounding = (kopt_rounding)rounding;
     o.decay_mode = (kopt_decay_mode)decay, o.weight_decay = 0.01;
     o.seed = noise();
@@ -425,7 +435,7 @@ static void check_codes(int quick) {
                 kopt_tensor t = tensor(KOPT_BF16, KOPT_BF16, lengths[k]);
                 ref_layout l;
                 size_t i, block = 256 * below(2);
-                o.moment_format = KOPT_Q8;
+                o.first_moment_format = o.second_moment_format = KOPT_Q8;
                 l = ref_layout_of(&o, t.weight_format, t.n);
                 o.zero_grad = (int)below(2), o.maximize = (int)below(2), o.grad_scale = below(2) ? 1 : 0.3;
                 t.first_index = below(4) ? 256 * (uint64_t)below(64) : 128 * (uint64_t)below(64);
@@ -466,7 +476,8 @@ static void check_largest_code(void) {
                 kopt_tensor_of(weight == KOPT_F32 ? (void *)w : half, (kopt_format)weight,
                                grad == KOPT_F32 ? (void *)wide : narrow, (kopt_format)grad, BLOCK, state, sizeof state);
             ref_layout l;
-            o.moment_format = KOPT_Q8, o.beta1 = o.beta2 = 0, o.seed = 7, t.first_index = e / BLOCK * BLOCK;
+            o.first_moment_format = o.second_moment_format = KOPT_Q8, o.beta1 = o.beta2 = 0, o.seed = 7,
+            t.first_index = e / BLOCK * BLOCK;
             l = ref_layout_of(&o, t.weight_format, BLOCK);
             bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
             bad += ref_get(state + l.scale[1], 4, 0) != 0x5f7f0000;
@@ -490,7 +501,7 @@ static void check_largest_signed_code(void) {
     FOR_EACH_ISA(isa) {
         kopt_optimizer o = kopt_sgd(0, 0.5);
         kopt_tensor t = kopt_tensor_of(w, KOPT_F32, g, KOPT_F32, 256, state, sizeof state);
-        o.moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
+        o.first_moment_format = o.second_moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
         bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK || e == 1000000;
         bad += ref_get(state + 64 + 256, 4, 0) != 0x7e800000;
         for (i = 0; i < 256; ++i) bad += state[64 + i] != (i % 2 ? 255 : 127);
@@ -510,7 +521,7 @@ static void check_least_scale(void) {
     for (k = 0; k < 2; ++k) {
         kopt_optimizer o = kopt_sgd(0.125, 0.5);
         kopt_tensor t = kopt_tensor_of(w, KOPT_F32, g, KOPT_F32, 256, state, sizeof state);
-        o.moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
+        o.first_moment_format = o.second_moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
         for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
         bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
         bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
@@ -592,13 +603,14 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at) {
     size_t k;
     if (only > 10) {
         const kopt_format f = t->grad_format;
-        const int half = t->weight_format == KOPT_FP16 || o->moment_format == KOPT_FP16 || f == KOPT_FP16;
+        const int half = t->weight_format == KOPT_FP16 || o->first_moment_format == KOPT_FP16 ||
+                         o->second_moment_format == KOPT_FP16 || f == KOPT_FP16;
         ref_set(initial[WEIGHT], weight, at, largest(t->weight_format));
         ref_set(initial[GRAD], ref_width(f), at, ordinary(f, half ? 8 : 118, half ? 16 : 128, 1));
         if (l.residual_width) ref_set(s + l.residual, l.residual_width, at, 0);
-        for (k = 0; k < 4 && o->moment_format != KOPT_Q8; ++k)
-            if (l.moment_width[k] && below(2))
-                ref_set(s + l.moment[k], l.moment_width[k], at, largest(o->moment_format));
+        for (k = 0; k < 4; ++k)
+            if (l.moment_width[k] && ref_format(o, (int)k) != KOPT_Q8 && below(2))
+                ref_set(s + l.moment[k], l.moment_width[k], at, largest(ref_format(o, (int)k)));
         return;
     }
     if (only < 2) ref_set(initial[WEIGHT], weight, at, sharp(t->weight_format));
@@ -611,10 +623,10 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at) {
         ref_set(s + l.residual, l.residual_width, at, o->rounding == KOPT_KAHAN ? sharp(t->weight_format) : noise());
     for (k = 0; k < 4; ++k)
         if (l.moment_width[k] && (only < 1 || (only > 3 && only < 8 && only % (uint32_t)ref_moments(o) == k))) {
-            if (o->moment_format == KOPT_Q8)
+            if (ref_format(o, (int)k) == KOPT_Q8)
                 ref_set(s + l.scale[k], 4, at / 256, sharp(KOPT_F32));
             else
-                ref_set(s + l.moment[k], l.moment_width[k], at, sharp(o->moment_format));
+                ref_set(s + l.moment[k], l.moment_width[k], at, sharp(ref_format(o, (int)k)));
         }
     if (l.slow_width && (only < 1 || only == 8)) ref_set(s + l.slow, weight, at, sharp(t->weight_format));
     if (l.slow_residual_width && (only < 1 || only == 9))
@@ -634,13 +646,13 @@ static void check_sharp(int quick) {
         uint32_t cases = 0;
         for (weight = KOPT_F32; weight <= KOPT_FP16; ++weight)
             for (rounding = KOPT_NEAREST; rounding <= (weight == KOPT_F32 ? KOPT_NEAREST : KOPT_EXACT); ++rounding)
-                for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment)
+                for (moment = KOPT_F32; moment <= TWO_FORMATS; ++moment)
                     for (grad = KOPT_F32; grad <= KOPT_FP16; ++grad)
                         for (again = 0; again < many * (grad == weight && moment == weight ? 6 : 1); ++again, ++cases) {
                             kopt_optimizer o = make((rule)r);
                             kopt_tensor t = tensor((kopt_format)weight, (kopt_format)grad, 0);
                             uint32_t k;
-                            o.moment_format = (kopt_format)moment, o.rounding = (kopt_rounding)rounding;
+                            set_moments(&o, moment), o.rounding = (kopt_rounding)rounding;
                             o.moment_rounding = (kopt_rounding)below(2);
                             o.residual_rounding = (kopt_rounding)below(2);
                             o.decay_mode = below(2) ? KOPT_DECAY_L2 : (kopt_decay_mode)below(3),
@@ -686,7 +698,7 @@ static void check_last_interval(void) {
                                     tensor((kopt_format)weight, narrow ? (kopt_format)moment : KOPT_F32, 130);
                                 ref_layout l;
                                 int k;
-                                o.moment_format = (kopt_format)moment;
+                                o.first_moment_format = o.second_moment_format = (kopt_format)moment;
                                 o.rounding = (kopt_rounding)rounding, o.moment_rounding = KOPT_STOCHASTIC;
                                 o.beta1 = o.beta2 = o.beta3 = o.dampening = o.weight_decay = 0, o.seed = noise();
                                 o.lr = by * ldexp(1, weight == KOPT_BF16 ? 120 : 5); /* of the weight's interval */
@@ -750,7 +762,7 @@ static void check_lowest_bits(void) {
                 if (o.rule == KOPT_RULE_LION && f == KOPT_FP16) o.lr = 1e-9;
                 if (o.rule == KOPT_RULE_ADAM) o.lr = f == KOPT_BF16 ? 0.0007 : kahan ? 1e-9 : 3e-6;
                 memset(choice, 0, sizeof choice), memset(weight, 0, sizeof weight), memset(state, 0, sizeof state);
-                fp32 = o, fp32.moment_format = KOPT_F32;
+                fp32 = o, fp32.first_moment_format = fp32.second_moment_format = KOPT_F32;
                 for (i = 0; i < t.n; ++i) grad[i] = (float)ldexp(1 + (double)i / (double)t.n, scale);
                 ref_step_tensor(&fp32, &t);
                 for (i = 0; i < t.n; ++i)

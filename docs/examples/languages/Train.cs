@@ -5,12 +5,12 @@ using System.Runtime.InteropServices;
 static unsafe class Train {
     const string Library = "kahan_opt";
 
-    const int Version = 800, AdamW = 64, Bf16 = 1;
+    const int Version = 900, AdamW = 64, Bf16 = 1;
 
-    [StructLayout(LayoutKind.Explicit, Size = 248)]
+    [StructLayout(LayoutKind.Explicit, Size = 256)]
     struct Optimizer { // the fields that are used here
-        [FieldOffset(64)] public double lr;
-        [FieldOffset(80)] public double weight_decay;
+        [FieldOffset(72)] public double lr;
+        [FieldOffset(88)] public double weight_decay;
     }
     [StructLayout(LayoutKind.Explicit, Size = 128)]
     struct Tensor { // zeros elsewhere are the defaults

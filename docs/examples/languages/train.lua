@@ -3,9 +3,9 @@ local ffi = require "ffi"
 ffi.cdef [[
 typedef struct kopt_optimizer {
     uint32_t made_;
-    int rule, rounding, residual_rounding, moment_format, moment_rounding, decay_mode, nesterov, amsgrad, stable,
-        maximize, zero_grad, moments_only, lookahead, atan2_outside;
-    uint32_t step;
+    int rule, rounding, residual_rounding, first_moment_format, second_moment_format, moment_rounding, decay_mode,
+        nesterov, amsgrad, stable, maximize, zero_grad, moments_only, lookahead, atan2_outside;
+    uint32_t step, reserved32_;
     double lr, max_lr, weight_decay, beta1, beta2, beta3, eps, momentum, dampening, grad_scale, clip, lookahead_rate,
         atan2_a, atan2_b, sharpness;
     uint64_t seed, reserved_[7];
@@ -13,7 +13,7 @@ typedef struct kopt_optimizer {
 typedef struct kopt_tensor {
     void *weight, *grad, *copy, *state;
     size_t state_size, n;
-    const void *reserved_array_;
+    const void *arrays;
     void *counts;
     int weight_format, grad_format, copy_format;
     uint32_t id;
@@ -31,7 +31,7 @@ const char *kopt_result_string(int result);
 int64_t kopt_layout_of(const char *name);
 ]]
 local k = ffi.load(arg[1] or "kahan_opt")
-local VERSION, ADAMW, BF16 = 800, 64, 1
+local VERSION, ADAMW, BF16 = 900, 64, 1
 
 local function check(result)
     if result ~= 0 then error(ffi.string(k.kopt_result_string(result))) end

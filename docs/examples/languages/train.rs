@@ -6,7 +6,7 @@ use std::os::raw::{c_char, c_int, c_void};
 // The structs have no padding, so fields that are not used here may be arrays.
 #[repr(C)]
 struct Optimizer {
-    made_to_step: [u32; 16],
+    made_to_reserved32: [u32; 18],
     lr: f64,
     max_lr: f64,
     weight_decay: f64,
@@ -22,7 +22,7 @@ struct Tensor { // zeros are the defaults
     state: *mut u8,
     state_size: usize,
     n: usize,
-    reserved_array_and_counts: [*mut c_void; 2],
+    arrays_and_counts: [*mut c_void; 2],
     weight_format: c_int,
     grad_format: c_int,
     copy_format_to_reserved32: [u32; 4],
@@ -31,7 +31,7 @@ struct Tensor { // zeros are the defaults
     stable_scale: f64,
     reserved: [u64; 2],
 }
-const VERSION: c_int = 800;
+const VERSION: c_int = 900;
 const ADAMW: c_int = 64;
 const BF16: c_int = 1;
 

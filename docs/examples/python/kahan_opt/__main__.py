@@ -15,11 +15,13 @@ def steps():
     n, crc = 1003, 0
     noise = [(i * 2654435761 % 2 ** 32 / 2.0 ** 31 - 1) * 2.0 ** -(i % 9) for i in range(n)]
     for optimizer, options in ((k.kopt_adamw, {}),
-                               (k.kopt_adamw, {"rounding": k.KOPT_EXACT, "moment_format": k.KOPT_Q8}),
+                               (k.kopt_adamw, {"rounding": k.KOPT_EXACT, "moments": k.KOPT_Q8}),
                                (k.kopt_lion, {"rounding": k.KOPT_STOCHASTIC, "weights": k.KOPT_FP16}),
                                (k.kopt_stable_adamw, {"rounding": k.KOPT_COMPACT}),
-                               (k.kopt_radam, {"weights": k.KOPT_F32, "moment_format": k.KOPT_F32})):
+                               (k.kopt_radam, {"weights": k.KOPT_F32, "moments": k.KOPT_F32})):
         opt, weights = optimizer(0.01), options.pop("weights", k.KOPT_BF16)
+        if "moments" in options:
+            opt.first_moment_format = opt.second_moment_format = options.pop("moments")
         for name, value in options.items():
             setattr(opt, name, value)
         start, grad, out = (array.array("f", noise) for _ in range(3))

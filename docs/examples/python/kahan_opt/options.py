@@ -183,13 +183,16 @@ def make(group, dtype, step=0):
     opt = constructor(0.0)
     opt.step = step
     if dtype == torch.float32:
-        opt.moment_format = k.KOPT_F32
+        opt.first_moment_format = opt.second_moment_format = k.KOPT_F32
     for name in COMMON + own:
         value = group[name]
         if name == "betas":
             for i, beta in enumerate(value):
                 setattr(opt, "beta%d" % (i + 1), beta)
-        elif value is not None or name not in ("max_lr", "moment_format"):
+        elif name == "moment_format":
+            if value is not None:
+                opt.first_moment_format = opt.second_moment_format = code_of(name, value)
+        elif value is not None or name != "max_lr":
             setattr(opt, name, code_of(name, value) if name in WORDS else value)
     return opt
 

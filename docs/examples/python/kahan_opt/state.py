@@ -155,14 +155,15 @@ def described(block, sealed=False):
     else:
         (_, _, opt.rule, t.weight_format, rounding, moments, count, _, _, t.id, t.n, t.first_index, _, opt.step,
          _, _) = HEADER.unpack(raw(block)[:HEADER.size])
-        opt.rounding, opt.moment_format = rounding & 15, 3 if moments == 4 else moments
+        opt.rounding, opt.first_moment_format = rounding & 15, 3 if moments == 4 else moments
         opt.amsgrad = opt.rule == k.KOPT_RULE_ADAM and count & 7 == 3
         opt.momentum = opt.rule == k.KOPT_RULE_SGD and count & 7
     rules = {code: name for name in RULES for code in [getattr(k, "KOPT_RULE_" + name.upper(), None)]}
     dtypes = {code: dtype for dtype, code in FORMATS.items()}
     words = {"rule": rules.get(opt.rule), "dtype": dtypes.get(t.weight_format), "elements": t.n, "id": t.id,
              "first_index": t.first_index, "amsgrad": bool(opt.amsgrad), "momentum": opt.momentum > 0}
-    words.update((name, dict(enumerate(WORDS[name])).get(getattr(opt, name))) for name in ("rounding", "moment_format"))
+    words.update((name, dict(enumerate(WORDS[name])).get(code))
+                 for name, code in (("rounding", opt.rounding), ("moment_format", opt.first_moment_format)))
     return dict(words, step=opt.step) if sealed else words
 
 
