@@ -48,7 +48,7 @@ def main():
     print("instruction set: %s (of %s)" % (
         k.kopt_isa_name(k.kopt_isa_current()), ", ".join(map(k.kopt_isa_name, sets))))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    print("threads: 1 by default; %d can run here (threads=N of an optimizer: the same bits)" % cores)
+    print("threads: %d can run here; an optimizer has as many as PyTorch (threads=N: the same bits)" % cores)
     try:
         import torch
         print("PyTorch %s: from kahan_opt import KahanAdamW" % torch.__version__)

@@ -1,17 +1,19 @@
-"""A call of the library: a step of the tensors of a group that have the same dtype, device and step count."""
+"""A call of the library: a step of the tensors of a group that have the same dtype, device, formats and step count."""
 import array
 import concurrent.futures
 import ctypes
 import functools
+import operator
 import os
+import sys
 import weakref
 
 import torch
 
 from . import header as k
 from . import state
-from .options import FORMATS, make
-from .state import Host, dense, difference, first_index, like, local
+from .options import FORMATS, bare, layout_of, make
+from .state import dense, first_index, forget_residual, formats_of, like, local, point, tensors_of
 
 try:
     from . import cuda as gpu
@@ -64,106 +66,174 @@ def shares(sizes, threads, whole):
     return parts + [part] if part else parts
 
 
-class Call:
-    def __init__(self, optimizer, group, members):
-        """members: parameters and their states, in the order of their ids."""
-        self.optimizer, self.group = weakref.proxy(optimizer), group
-        self.owners, self.states = map(list, zip(*members))
-        self.params = list(map(local, self.owners))
-        self.dtype, self.device = self.params[0].dtype, self.params[0].device
-        self.tensors = (k.kopt_tensor * len(members))()
-        self.words = memoryview(self.tensors).cast("B").cast(ADDRESS)
-        self.versions = [optimizer._versions.get(id(p)) for p in self.owners]
-        self.plain = [p.is_contiguous() for p in self.params]
-        self.gaps = []
-        for i, (t, owner, p, s) in enumerate(zip(self.tensors, self.owners, self.params, self.states)):
-            t.weight, t.n, t.id, t.first_index = p.data_ptr(), p.numel(), s["id"], first_index(owner)
-            t.weight_format, t.grad_format = FORMATS[p.dtype], FORMATS[owner.grad.dtype]
-            t.state, t.state_size = s["block"].data_ptr(), s["block"].numel()
-            if not self.plain[i] and like(p).stride() != p.stride():
-                self.gaps.append(i)
-        self.sizes = [t.n for t in self.tensors]
-        self.parts = None
-        if group["threads"] > 1 and sum(self.sizes) >= THREADED:
-            self.parts = shares(self.sizes, group["threads"], make(group, self.dtype).stable)
-        self.begin()
-        self.set_grads()
-        for p, s, t in zip(self.owners, self.states, self.tensors):
-            words = k.kopt_explain(self.opt, t, 1) if self.device.type == "cpu" else ""
-            words = difference(group, p, s) or words if not words.startswith("all fields") else ""
-            if words:
-                raise ValueError("the state of %s does not fit: %s" % (optimizer._name(p), words))
+dtype_of = operator.attrgetter("dtype")
+address_of, size_of, is_contiguous = torch.Tensor.data_ptr, torch.Tensor.numel, torch.Tensor.is_contiguous
 
-    def is_current(self):
-        return {s["step"] for s in self.states} == {self.opt.step}
 
-    def begin(self, grad_scale=1.0, clip=1.0, moments_only=False):
-        """Checks the options and computes the scalars of the step, and counts nothing."""
+def parted(keys, *columns):
+    """{key: columns}: the rows that have it."""
+    keys = list(keys)
+    if keys.count(keys[0]) == len(keys):
+        return {keys[0]: columns}
+    found = {}
+    for key, row in zip(keys, zip(*columns)):
+        found.setdefault(key, []).append(row)
+    return {key: list(map(list, zip(*rows))) for key, rows in found.items()}
+
+
+class Entry:
+    """What a step needs of a parameter and its state, until one of their tensors is replaced or moves. It keeps none of
+    them alive."""
+    __slots__ = ("number", "layout", "formats", "names", "key", "references", "version", "kind", "plain", "sharded",
+                 "gap", "n", "arrays", "tensor")
+
+    def __init__(self, group, number, p, s, version, lost):
+        """lost() is called when one of the tensors has died: another may get its id and its address."""
+        self.number, self.layout, self.formats, self.version = number, layout_of(group), formats_of(group, p), version
+        table, part = tensors_of(group, p, self.formats), local(p)
+        self.names = [row[0] for row in table]
+        tensors = [s[name] for name in self.names]
+        self.plain, self.sharded, self.n = part.is_contiguous(), part is not p, part.numel()
+        self.gap = not self.plain and like(part).stride() != part.stride()
+        self.kind = sys.intern("%s %s %s %d" % (p.dtype, p.device, self.formats, self.plain + 2 * self.sharded))
+        self.key, = self.keys([p], [p.grad], [s])
+        self.references = [weakref.ref(x, lambda _, i=id(p): lost(i)) for x in (p, *tensors)]
+        self.arrays = k.kopt_state_arrays(ctypes.sizeof(k.kopt_state_arrays))
+        point(self.arrays, table, list(map(local, tensors)))
+        t = k.kopt_tensor(
+            weight=part.data_ptr(), n=self.n, id=number, first_index=first_index(p), weight_format=FORMATS[p.dtype],
+            grad_format=FORMATS[p.grad.dtype], arrays=ctypes.pointer(self.arrays) if table else None)
+        words = k.kopt_explain(bare(group, p.dtype, self.formats), t, 1) if p.device.type == "cpu" and self.n else "all"
+        if not words.startswith("all"):
+            raise ValueError(words)
+        self.tensor = bytes(t)
+
+    def keys(self, params, grads, states):
+        """The keys that entries of this kind should have, in a loop in C: there may be many parameters."""
+        parts = list(map(local, params)) if self.sharded else params
+        columns = [map(address_of, parts), map(size_of, parts), map(dtype_of, grads),
+                   map(is_contiguous if self.plain else torch.Tensor.stride, parts)]
+        for name in self.names:
+            tensors = [s[name] for s in states]
+            columns += [map(id, tensors), map(address_of, map(local, tensors) if self.sharded else tensors)]
+        return zip(*columns)
+
+    @staticmethod
+    def hold(entries, layout, params, grads, states):
+        """The step counts, if entries of one kind hold."""
         try:
-            self.opt, self.began = make(self.group, self.dtype, self.states[0]["step"]), k.kopt_step()
+            keys = entries[0].keys(params, grads, states)
+            steps = [s["step"] for s in states]
+            fits = entries[0].layout == layout and all(map(operator.eq, keys, [e.key for e in entries]))
+            return steps if fits and set(map(type, steps)) == {int} else None
+        except (KeyError, TypeError):  # there is no such state
+            return None
+
+    def parameter(self):
+        """None if it is gone."""
+        return self.references[0]()
+
+    def settle(self, part, s):
+        """A value that a program has written has no residual."""
+        version = part._version
+        if self.version not in (None, version):
+            forget_residual(part, s)
+            self.version = version
+
+
+class Call:
+    """The same entries in the next step make the same call. Between steps it keeps no tensor alive."""
+
+    def __init__(self, optimizer, group, entries, other=None):
+        """other: the call in this place before, of other entries."""
+        self.optimizer, self.group, self.entries = weakref.proxy(optimizer), group, entries
+        self.tensors = (k.kopt_tensor * len(entries)).from_buffer(bytearray(b"".join([e.tensor for e in entries])))
+        self.words = memoryview(self.tensors).cast("B").cast(ADDRESS)
+        self.sizes = [e.n for e in entries]
+        self.gaps = [i for i, e in enumerate(entries) if e.gap]
+        self.whole, self.cut = sum(self.sizes), (0, [])
+
+    def begin(self, options, step, params, grads, states, grad_scale=1.0, clip=1.0, moments_only=False):
+        """Checks the options and computes the scalars of the step, and counts nothing. options: by kind."""
+        first, self.owners, self.states = self.entries[0], params, states
+        self.params = list(map(local, params)) if first.sharded else params
+        try:
+            if first.kind not in options:
+                options[first.kind] = make(self.group, self.params[0].dtype, first.formats)
+            self.opt, self.began = type(options[first.kind]).from_buffer_copy(options[first.kind]), k.kopt_step()
             self.opt.grad_scale, self.opt.clip, self.opt.moments_only = grad_scale, clip, moments_only
-            counted = type(self.opt).from_buffer_copy(self.opt)
-            k.check(k.kopt_step_begin(self.began, counted))
-            self.step = counted.step
+            self.opt.step = step
+            k.check(k.kopt_step_begin(self.began, self.opt))
+            self.step, self.opt.step = self.opt.step, step
         except Exception:
             self.optimizer._validate()
             raise
+        self.set_grads(list(map(local, grads)) if first.sharded else grads)
+        if "residual" in first.names and [p._version for p in self.params] != [e.version for e in self.entries]:
+            for e, p, s in zip(self.entries, self.params, states):
+                e.settle(p, s)
 
-    def set_grads(self):
-        """Their addresses, which may be new in each step. A gradient in another order than its weight is copied."""
-        self.grads = [local(p.grad) for p in self.owners]
-        for i, g in enumerate(self.grads):
-            if g.layout is not torch.strided:
-                raise RuntimeError("%s does not support sparse gradients, which %s has: use p.grad.to_dense()"
-                                   % (self.group["rule"], self.optimizer._name(self.owners[i])))
-            if not self.plain[i] or g.numel() != self.sizes[i] or not g.is_contiguous():
-                p = self.params[i]
-                if g.shape != p.shape:
-                    raise RuntimeError("%s has a gradient of another shape: %s"
-                                       % (self.optimizer._name(self.owners[i]), tuple(g.shape)))
-                order = like(p).stride()
-                if g.stride() != order:
-                    self.grads[i] = like(p, g.dtype).copy_(g)
+    def set_grads(self, grads):
+        """Their addresses, which may be new in each step."""
+        self.grads = list(grads)
+        if not (self.entries[0].plain and all(map(is_contiguous, grads)) and list(map(size_of, grads)) == self.sizes):
+            self.order_grads()
+        try:
+            addresses = array.array(ADDRESS, map(address_of, self.grads))
+        except RuntimeError:  # PyTorch 1.13 calls sparse tensors contiguous
+            self.order_grads()
+            raise
         field = k.kopt_tensor.grad.offset // self.words.itemsize
-        addresses = array.array(ADDRESS, [g.data_ptr() for g in self.grads])
         self.words[field::len(self.words) // len(self.grads)] = addresses
-
-    def prepare(self):
-        self.set_grads()
         for i in self.gaps:
             self.grads.append(dense(self.params[i]))  # held until the step is done
             self.tensors[i].weight = self.grads[-1].data_ptr()
-        versions = [p._version for p in self.params]
-        if versions != self.versions and self.dtype != torch.float32 and \
-                self.group["rounding"] in ("kahan", "compact", "exact"):
-            for old, new, owner, p, s in zip(self.versions, versions, self.owners, self.params, self.states):
-                if old not in (None, new):  # a new value has no residual
-                    Host(self.group, owner, s).write(k.KOPT_SLOT_WEIGHT, p.detach())
+
+    def order_grads(self):
+        """A gradient in another order than its weight is copied."""
+        for i, (g, p) in enumerate(zip(self.grads, self.params)):
+            if g.layout is not torch.strided:
+                raise RuntimeError("%s does not support sparse gradients, which %s has: use p.grad.to_dense()"
+                                   % (self.group["rule"], self.optimizer._name(self.owners[i])))
+            if g.shape != p.shape:
+                raise RuntimeError("%s has a gradient of another shape: %s"
+                                   % (self.optimizer._name(self.owners[i]), tuple(g.shape)))
+            if g.stride() != like(p).stride():
+                self.grads[i] = like(p, g.dtype).copy_(g)
+
+    def parts(self):
+        """What each thread steps; nothing, if there is one. With few weights, waking them takes longer."""
+        threads = self.whole >= THREADED and (self.group["threads"] or torch.get_num_threads())
+        if self.cut[0] != threads:
+            self.cut = threads, shares(self.sizes, threads, self.opt.stable) if threads > 1 else []
+        return self.cut[1]
 
     def part(self, part):
         for first, last, begin, end in part:
             here = k.kopt_tensor.from_buffer(self.tensors, first * ctypes.sizeof(k.kopt_tensor))
             if end is None:
-                k.check(k.kopt_optimizer_step(type(self.opt).from_buffer_copy(self.opt), here, last - first))
+                k.check(k.kopt_step_run(self.began, here, last - first))
             else:
                 k.check(k.kopt_step_range(self.began, here, 1, begin, end))
 
     def run(self):
-        if self.parts is None:
-            k.check(k.kopt_optimizer_step(self.opt, self.tensors, len(self.tensors)))
+        parts = self.parts()
+        if parts:
+            list(pool(self.cut[0]).map(self.part, parts))
         else:
-            list(pool(self.group["threads"]).map(self.part, self.parts))
+            k.check(k.kopt_step_run(self.began, self.tensors, len(self.tensors)))
         self.finish()
 
     def finish(self):
-        self.opt.step = self.step
         for s in self.states:
             s["step"] = self.step
         for copy, i in zip(self.grads[len(self.params):], self.gaps):
             self.params[i].copy_(copy)
         increment_version(self.params)
-        self.versions = [p._version for p in self.params]
-        self.grads = None
+        if "residual" in self.entries[0].names:
+            for e, p in zip(self.entries, self.params):
+                e.version = p._version
+        self.grads = self.owners = self.params = self.states = None
 
     def add_norm(self, norm):
         k.check(k.kopt_norm_add_grads(norm, self.tensors, len(self.tensors)))
@@ -171,28 +241,34 @@ class Call:
 
 class GpuCall(Call):
     """The same on a GPU, on the current stream. Tensors that have moved get new addresses in the plan."""
-    built = placed = None
-    stopped = False  # by an error: the plan skips all steps
+
+    def __init__(self, optimizer, group, entries, other=None):
+        super().__init__(optimizer, group, entries)
+        self.built = self.placed = None
+        self.stopped = False  # by an error: the plan skips all steps
+        if other is not None and other.built == self.without_addresses():
+            self.plan, self.memory, self.host, self.built = other.plan, other.memory, other.host, other.built
+            self.stopped = other.stopped
 
     def without_addresses(self):
         tensors = type(self.tensors).from_buffer_copy(self.tensors)
         for t in tensors:
-            t.weight, t.grad, t.state, t.copy = (1 if p else None for p in (t.weight, t.grad, t.state, t.copy))
+            t.weight = t.grad = t.arrays = None
         return bytes(tensors)
 
     def run(self):
         if gpu is None:
             raise RuntimeError("a GPU needs the package of ./build.sh python cuda (%s)" % no_gpu)
-        stream, tensors, placed = stream_of(self.device), self.without_addresses(), bytes(self.tensors)
+        stream, placed = stream_of(self.params[0].device), bytes(self.tensors)
         stopped, self.stopped = self.stopped, True
-        if self.built != tensors:
+        if self.built is None:
             group = gpu.kopt_cuda_group(ctypes.pointer(self.opt), self.tensors, len(self.tensors))
             size = gpu.kopt_cuda_plan_size(group, 1)
             self.plan, self.host = gpu.kopt_cuda_plan(), torch.zeros(size, dtype=torch.uint8)
             k.check(gpu.kopt_cuda_plan_build(self.plan, self.host.data_ptr(), size, group, 1))
-            self.memory = state.on_device(self.host, self.device)
+            self.memory = state.on_device(self.host, self.params[0].device)
             k.check(gpu.kopt_cuda_plan_upload(self.plan, self.memory.data_ptr(), stream))
-            self.built = tensors
+            self.built = self.without_addresses()
         else:
             k.check(gpu.kopt_cuda_plan_set_optimizer(self.plan, 0, self.opt, stream))
             if self.placed != placed:

@@ -19,18 +19,21 @@ RULES = {  # name: constructor, the options that only it has, and the names of i
     "ranger": (k.kopt_ranger, ("betas", "eps", "lookahead", "lookahead_rate"), MOMENTS[:2]),
     "adam_atan2": (k.kopt_adam_atan2, ("betas", "atan2_a", "atan2_b", "atan2_outside"), MOMENTS[:2]),
 }
+MOMENTS_OF_ALL = tuple({name: None for _, _, names in RULES.values() for name in names})
 NOT_IN_TORCH = ("adan", "ranger")  # torch.optim has no moments like theirs
 WORDS = {  # the options that are enums; all but the weights' own format decide the layout of the state
     "rounding": ("nearest", "stochastic", "kahan", "compact", "exact"), "moment_format": ("f32", "bf16", "fp16", "q8"),
     "moment_rounding": ("nearest", "stochastic"), "residual_rounding": ("nearest", "stochastic"),
     "decay_mode": ("l2", "decoupled", "fully_decoupled")}
-RESIDUALS = ("zero", "random")  # at first: an option of the package, not of the header
+RESIDUALS = ("zero", "random", None)  # at first: an option of the package, not of the header
 COMMON = ("lr", "weight_decay", "max_lr", "maximize", "seed") + tuple(WORDS)
+ASKED_FOR = tuple(WORDS) + ("seed",)  # not of torch.optim: a program is told if load_state_dict() changes them
 FLAGS = ("maximize", "amsgrad", "stable", "nesterov", "atan2_outside")
 NUMBERS = {"lr": ("learning rate", 0), "eps": ("epsilon value", 2.0 ** -126), "weight_decay": ("weight_decay value", 0),
            "momentum": ("momentum value", 0), "max_lr": ("max_lr", 5e-324)}  # their names in errors, their least values
 TORCH = ("lr", "betas", "eps", "weight_decay", "amsgrad", "momentum", "dampening", "nesterov", "maximize", "initial_lr")
 WAYS = ("fused", "foreach", "capturable", "differentiable", "triton")  # how others step; here there is one way
+REFUSED_WAYS = WAYS[2:]  # which promise more than speed
 ABSENT = "Not in torch.optim"
 MEANINGS = {  # option: what it is, and what torch.optim has instead; None: the same name
     "lr": ("learning rate, >= 0: a number, or a tensor of one element", None),
@@ -45,20 +48,22 @@ MEANINGS = {  # option: what it is, and what torch.optim has instead; None: the 
     "rounding": ("of 16-bit weights. kahan, compact, exact: a residual of 2, 1, 2 bytes per weight is kept beside "
                  "them; stochastic: none, and noise; nearest: none, and small updates are lost",
                  ABSENT + ": it is nearest there"),
-    "moment_format": ("of the moments: 4, 2, 2 or 1.016 bytes each. None: f32 for float32 parameters, bf16 for others",
-                      ABSENT + ": it is the parameter's dtype there"),
+    "moment_format": ("of the moments: 4, 2, 2 or 1.016 bytes each. None: f32 for float32 parameters, bf16 for others. "
+                      "A pair: (of averages, of mean squares). q8 is for tensors whose rows are whole blocks of 256 "
+                      "elements; the moments of others are bf16", ABSENT + ": it is the parameter's dtype there"),
     "moment_rounding": ("how moments of 16 and 8 bits are stored", ABSENT + ": it is nearest there"),
     "residual_rounding": ("how the residuals of kahan and compact are stored", ABSENT),
-    "residual": ("what is kept beside 16-bit weights at first. random, for fine-tuning: drawn once, by seed, id and "
-                 "place, from all that leave the weight as it is; in the mean the weights then show every update, "
-                 "where with zero they show none below half an ulp (docs/fine-tuning.md)", ABSENT),
+    "residual": ("what is kept beside 16-bit weights at first. random: drawn once, by seed, id and place, from all "
+                 "that leave the weight as it is; in the mean the weights then show every update, where with zero they "
+                 "show none below half an ulp (docs/fine-tuning.md). None: random, where one is kept", ABSENT),
     "decay_mode": ("l2: decay joins the gradient; decoupled: weights shrink by lr * weight_decay per step; "
                    "fully_decoupled: by lr / max_lr * weight_decay",
                    "In torch.optim: Adam (l2), AdamW (decoupled), or decoupled_weight_decay"),
     "max_lr": ("the largest learning rate of the run, for fully_decoupled. None: the first lr", ABSENT),
     "seed": ("of the random bits of stochastic rounding, 0 to 2^64 - 1. A parameter's bits follow from seed, its id "
              "and its step", ABSENT + "; torch.manual_seed() has no effect here"),
-    "threads": ("threads that share a step of tensors on the CPU; the same bits", ABSENT + ": torch.set_num_threads()"),
+    "threads": ("threads that share a step of 65,536 weights or more on the CPU; the same bits. None: as many as "
+                "torch.get_num_threads() says", ABSENT + ": torch.set_num_threads()"),
     "stable": ("StableAdamW: if the RMS of g / sqrt(v) of a tensor is above 1, divide its rate by it", ABSENT),
     "sharpness": ("smooth Lion: tanh(sharpness * x) in place of the sign of x; 0: the sign", ABSENT),
     "lookahead": ("steps between two synchronizations of the slow weights", ABSENT),
@@ -78,7 +83,7 @@ def described_options(rule):
     lines, values = [], defaults_of(rule, {})
     for name in ("lr",) + RULES[rule][1] + COMMON[1:] + ("residual", "threads"):
         meaning, torchs = MEANINGS[name]
-        words = RESIDUALS if name == "residual" else WORDS.get(name)
+        words = RESIDUALS[:2] if name == "residual" else WORDS.get(name)
         choice = " (%s)" % ", ".join(map(repr, words)) if words else ""
         text = "%s%s: %s. Default %r.%s" % (name, choice, meaning, values[name], " %s." % torchs if torchs else "")
         lines += textwrap.wrap(text, 108, initial_indent="    ", subsequent_indent="        ")
@@ -103,9 +108,8 @@ def translated(options):
         options["decay_mode"] = "fully_decoupled"
     options.pop("gradient_release", None)  # every optimizer can: see prepare_for_gradient_release()
     for name in WAYS:
-        if options.get(name):
+        if options.pop(name, None) and name in REFUSED_WAYS:
             raise ValueError("%s=True is not supported: there is one way to step, a call of the library" % name)
-        options.pop(name, None)
     return options
 
 
@@ -115,7 +119,7 @@ def defaults_of(rule, options):
         raise ValueError("Invalid rule: %r: choose one of %s" % (rule, ", ".join(RULES)))
     constructor, own, _ = RULES[rule]
     opt = constructor(1e-3)
-    values = {"rule": rule, "threads": 1, "residual": "zero"}
+    values = {"rule": rule, "threads": None, "residual": None}
     for name in COMMON + own:
         if name in ("max_lr", "moment_format"):
             values[name] = None  # the first learning rate; f32 for float32 parameters, bf16 for the others
@@ -145,8 +149,11 @@ def validate(group, number):
             raise TypeError("%s must be a number, not %r%s" % (name, value, where)) from None
 
     for name, words in dict(WORDS, residual=RESIDUALS).items():
-        if group[name] not in words and not (name == "moment_format" and group[name] is None):
-            raise ValueError("Invalid %s: %r: choose one of %s%s" % (name, group[name], ", ".join(words), where))
+        pair = name == "moment_format" and isinstance(group[name], (tuple, list))
+        values = group[name] if pair else (group[name],) * 2
+        if len(values) != 2 or any(x not in words and not (name == "moment_format" and x is None) for x in values):
+            raise ValueError("Invalid %s: %r: choose one of %s%s" % (
+                name, group[name], ", ".join(filter(None, words)), where))
     if group["residual"] == "random" and group["rounding"] == "nearest":
         raise ValueError("residual='random' needs a rounding that keeps one: kahan, compact or exact%s" % where)
     if isinstance(group["lr"], torch.Tensor) and group["lr"].numel() != 1:
@@ -170,6 +177,8 @@ def validate(group, number):
     if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
         raise ValueError("Nesterov momentum requires a momentum and zero dampening" + where)
     for name, least, most in (("threads", 1, 2 ** 31), ("seed", 0, 2 ** 64 - 1)):
+        if group[name] is None and name == "threads":
+            continue
         if not isinstance(group[name], int) or not least <= group[name] <= most:
             raise ValueError("Invalid %s: %r: it is a whole number from %d on%s" % (name, group[name], least, where))
     opt = make(group, torch.bfloat16)
@@ -177,24 +186,44 @@ def validate(group, number):
         raise ValueError("Invalid options of %s: %s%s" % (group["rule"], k.kopt_explain(opt, None, 0), where))
 
 
-def make(group, dtype, step=0):
+def formats_of_group(group, dtype):
+    """The formats of the first and second moment that a group asks for, for parameters of this dtype."""
+    given = group["moment_format"]
+    return tuple(word or ("f32" if dtype == torch.float32 else "bf16")
+                 for word in (given if isinstance(given, (tuple, list)) else (given,) * 2))
+
+
+def bare(group, dtype, formats):
+    """A kopt_optimizer with those options of a group that say which tensors a state has."""
+    opt = RULES[group["rule"]][0](1e-3)
+    opt.seed, opt.rounding = group["seed"], code_of("rounding", group["rounding"])
+    opt.first_moment_format, opt.second_moment_format = (code_of("moment_format", word) for word in formats)
+    if "amsgrad" in group:
+        opt.amsgrad = group["amsgrad"]
+    if "momentum" in group:
+        opt.momentum = 0.5 * (group["momentum"] > 0)
+    return opt
+
+
+def make(group, dtype, formats=None):
     """The kopt_optimizer for the tensors of a group that have this dtype."""
     constructor, own, _ = RULES[group["rule"]]
     opt = constructor(0.0)
-    opt.step = step
-    if dtype == torch.float32:
-        opt.first_moment_format = opt.second_moment_format = k.KOPT_F32
+    opt.first_moment_format, opt.second_moment_format = (
+        code_of("moment_format", word) for word in formats or formats_of_group(group, dtype))
     for name in COMMON + own:
         value = group[name]
         if name == "betas":
             for i, beta in enumerate(value):
                 setattr(opt, "beta%d" % (i + 1), beta)
-        elif name == "moment_format":
-            if value is not None:
-                opt.first_moment_format = opt.second_moment_format = code_of(name, value)
-        elif value is not None or name != "max_lr":
+        elif name != "moment_format" and (value is not None or name != "max_lr"):
             setattr(opt, name, code_of(name, value) if name in WORDS else value)
     return opt
+
+
+def layout_of(group):
+    """The options that say which tensors a state has. If they change, it is looked at again."""
+    return group["rounding"], group["moment_format"], group.get("amsgrad"), group.get("momentum", 0) > 0
 
 
 def moments_of(group):

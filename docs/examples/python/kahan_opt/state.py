@@ -1,4 +1,4 @@
-"""A parameter and its state: the block of the library, and its form in state_dict()."""
+"""A parameter and its state: tensors of its shape, with the names of torch.optim."""
 import ctypes
 import struct
 import zlib
@@ -6,7 +6,14 @@ import zlib
 import torch
 
 from . import header as k
-from .options import FORMATS, RULES, WORDS, make
+from .options import FORMATS, MOMENTS_OF_ALL, bare, formats_of_group, moments_of
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "q8": torch.uint8}
+RESIDUALS = {"kahan": None, "compact": torch.uint8, "exact": torch.int16}  # their dtype; None: that of the weight
+BLOCK = 256  # elements of an 8-bit moment that share a scale
+KNOWN = {"residual", "slow", "slow_residual"} | {
+    name + end for name in MOMENTS_OF_ALL for end in ("", "_root", "_scale")}  # all else in a state is the program's
+
 
 def on_device(x, device):
     return x.to(device)
@@ -43,29 +50,70 @@ def dense(p):
     return p.detach() if p.is_contiguous() or like(p).stride() == p.stride() else like(p).copy_(p.detach())
 
 
-def tensor_of(weight, number, first, block):
-    """The kopt_tensor of a weight on the host."""
-    return k.kopt_tensor(weight=weight.data_ptr(), weight_format=FORMATS[weight.dtype], n=weight.numel(), id=number,
-                         first_index=first, state=block.data_ptr(), state_size=block.numel())
+def formats_of(group, p):
+    """The formats of the first and second moment. 8 bits are for contiguous tensors whose rows are whole blocks, so
+    that shards have the codes of the whole tensor. The moments of others are bf16."""
+    whole = in_rows(p) and local(p).is_contiguous()
+    return tuple("bf16" if word == "q8" and not whole else word for word in formats_of_group(group, p.dtype))
 
 
-def bytes_of_state(opt, dtype, n):
-    return k.kopt_state_size(opt, k.kopt_tensor(weight_format=FORMATS[dtype], n=n))
+def in_rows(p):
+    """Are the rows of p whole blocks?"""
+    return p.ndim > 0 and p.numel() > 0 and p.numel() // p.shape[0] % BLOCK == 0
+
+
+def tensors_of(group, p, formats):
+    """The tensors of a state, in the order of a checkpoint: (name, field of kopt_state_arrays, place in it, dtype).
+    Their names say what they hold: a root is not a mean of squares."""
+    kept = []
+    if p.dtype != torch.float32 and group["rounding"] in RESIDUALS:
+        kept = [RESIDUALS[group["rounding"]] or p.dtype]
+    found = [("residual", "residual", None, dtype) for dtype in kept]
+    for slot, name in moments_of(group):
+        word, square = formats["_sq" in name], "_sq" in name
+        root = "_root" if square and word in ("fp16", "q8") else ""
+        found.append((name + root, "moment", slot - 1, DTYPES[word]))
+        if word == "q8":
+            found.append((name + "_scale", "scale", slot - 1, torch.float32))
+    if group["rule"] == "ranger":
+        found.append(("slow", "slow", None, p.dtype))
+        found += [("slow_residual", "slow_residual", None, dtype) for dtype in kept]
+    return found
+
+
+def zeros(p, field, dtype):
+    """A tensor of a state. Scales lie in rows beside the rows of their codes, so they are cut and joined with them."""
+    p = p.detach()
+    if field == "scale" and not in_rows(p):  # of an earlier version
+        return torch.zeros(-(-local(p).numel() // BLOCK), dtype=dtype, device=p.device)
+    if field == "scale":
+        p = p.reshape(p.shape[0], -1)
+        p = p[:, :p.shape[1] // BLOCK]
+    return torch.zeros_like(p, dtype=dtype)
+
+
+def point(arrays, table, tensors):
+    """Sets the addresses in a kopt_state_arrays."""
+    for (_, field, place, _), x in zip(table, tensors):
+        if place is None:
+            setattr(arrays, field, x.data_ptr())
+        else:
+            getattr(arrays, field)[place] = x.data_ptr()
 
 
 class Host:
-    """A parameter and its state in the memory of the host, for the functions that read and write state. The options are
-    those that the block has in its header, so it does not matter what has become of its group."""
+    """A parameter and its state in the memory of the host, for the functions that read and write state. What a program
+    has made of the options of its group does not matter, but for those that say what there is."""
 
-    def __init__(self, group, p, s):
-        self.p, self.s = local(p), s
-        self.weight, self.block = dense(self.p).cpu(), s["block"].cpu()
-        self.opt = k.kopt_optimizer()
-        if k.kopt_inspect(self.block.data_ptr(), self.block.numel(), self.opt, None, None) != k.KOPT_OK:
-            self.opt = make(group, p.dtype)
-        self.opt.step, self.opt.max_lr = s["step"], self.opt.max_lr or 1.0
-        self.opt.beta1, self.opt.beta2 = (min(beta, 1 - 2.0 ** -24) for beta in (self.opt.beta1, self.opt.beta2))
-        self.t = tensor_of(self.weight, s["id"], first_index(p), self.block)
+    def __init__(self, group, p, s, formats=None, number=0):
+        formats = formats or formats_of(group, p)
+        self.p, self.weight, self.opt = local(p), dense(local(p)).cpu(), bare(group, p.dtype, formats)
+        self.table, self.arrays = tensors_of(group, p, formats), k.kopt_state_arrays(k.sizeof(k.kopt_state_arrays))
+        self.theirs = [local(s[name]) for name, _, _, _ in self.table]
+        self.ours = [x.cpu() for x in self.theirs]
+        point(self.arrays, self.table, self.ours)
+        self.t = k.kopt_tensor(weight=self.weight.data_ptr(), weight_format=FORMATS[p.dtype], n=self.p.numel(),
+                               id=number, first_index=first_index(p), arrays=k.pointer(self.arrays))
 
     def read(self, slot):
         values = like(self.weight, torch.float32)
@@ -73,144 +121,133 @@ class Host:
         return values
 
     def write(self, slot, values):
-        """The parameter and its state get these values."""
+        """The parameter or its state gets these values."""
         values = like(self.weight, torch.float32).copy_(local(values))
         k.check(k.kopt_state_write(self.opt, self.t, slot, values.data_ptr()))
-        if self.weight.data_ptr() != self.p.data_ptr():
+        if slot == k.KOPT_SLOT_WEIGHT and self.weight.data_ptr() != self.p.data_ptr():
             self.p.detach().copy_(self.weight)
-        if self.s["block"].data_ptr() != self.block.data_ptr():
-            self.s["block"].copy_(self.block)
+        self.back()
+
+    def draw(self):
+        """Draws the residual."""
+        k.check(k.kopt_state_dither(self.opt, self.t, 1))
+        self.back()
+
+    def back(self):
+        for ours, theirs in zip(self.ours, self.theirs):
+            if ours.data_ptr() != theirs.data_ptr():
+                theirs.copy_(ours)
 
 
-def begun(group, p, number):
-    """The state of a parameter before its first step. number: its id, which selects its random bits."""
-    opt = make(group, p.dtype)
-    size = bytes_of_state(opt, p.dtype, local(p).numel())
-    s = {"step": 0, "id": number, "block": torch.zeros(size, dtype=torch.uint8)}
-    host = Host(group, p, s)
-    k.check(k.kopt_state_init(opt, host.t, 1, None))
-    if group.get("residual") == "random":  # an earlier version has none
-        k.check(k.kopt_state_dither(opt, host.t, 1))
-    s["block"] = on_device(s["block"], p.device)
+def begun(group, p):
+    """The state of a parameter before its first step."""
+    s = {"step": 0}
+    s.update((name, zeros(p, field, dtype)) for name, field, _, dtype in tensors_of(group, p, formats_of(group, p)))
+    if "slow" in s:
+        s["slow"].copy_(p.detach())
     return s
 
 
-# A state in state_dict() is what kopt_save() writes of its tensor: the header, then the arrays of the block, without
-# the weights between them; bytes 44 to 47 of the header get the CRC-32 of all of it. docs/numerics.md, section 8c.
-HEADER = struct.Struct("<4s8BIQQQII16s")
-CHECKSUM = slice(44, 48)
+def forget_residual(p, s):
+    """p has a value that a program has written."""
+    if "residual" in s:
+        local(s["residual"]).zero_()
+        if "slow" in s:
+            local(s["slow_residual"]).zero_()
+            local(s["slow"]).copy_(local(p).detach())
 
 
-def raw(tensor):
-    """The bytes of a tensor on the CPU, where they are."""
-    array = ctypes.c_ubyte * (tensor.numel() * tensor.element_size())
-    return memoryview(array.from_address(tensor.data_ptr())).cast("B")
+# ---- what others have made of a state --------------------------------------------------------------------------------
 
 
-def checksum(block):
-    return zlib.crc32(raw(block)[48:], zlib.crc32(bytes(4), zlib.crc32(raw(block)[:44]))).to_bytes(4, "little")
+def stored_as(s, group):
+    """The formats of the first and second moment of a state that is there."""
+    words = {dtype: word for word, dtype in DTYPES.items()}
+    found = [None, None]
+    for _, name in moments_of(group):
+        root, x = s.get(name + "_root"), s.get(name + "_root", s.get(name))
+        rooted = root is not None and root.is_floating_point()
+        found["_sq" in name] = "fp16" if rooted else None if x is None else words.get(x.dtype)
+    return tuple(word or other or "f32" for word, other in zip(found, found[::-1]))
 
 
-def places(opt, t):
-    """In the checkpoint of one tensor: where its header begins, where the arrays behind its weights do, and the end."""
-    head, weights = k.kopt_save_size(opt, None, 0) - 4, k.kopt_format_size(t.weight_format, t.n)
-    return head, head + HEADER.size + -(-weights // 4) * 4, k.kopt_save_size(opt, t, 1)
+def fitted(group, p, s):
+    """The state as a step takes it, from what a program, load_state_dict(), torch.optim or an earlier version has put
+    there: its tensors themselves, where they fit. ValueError: what is wrong with it."""
+    s = opened(group, p, s) if any(name.startswith("block") for name in s) else dict(s)
+    for name, x in s.items():  # torch's mean of squares in fp16 is no root; float64
+        if name in MOMENTS_OF_ALL and isinstance(x, torch.Tensor) and x.is_floating_point():
+            if x.dtype == torch.float64 or x.dtype == torch.float16 and "_sq" in name:
+                s[name] = x.float()
+    formats, have = formats_of(group, p), {name for name, x in s.items() if name in KNOWN and x is not None}
+    there = stored_as(s, group)
+    table = tensors_of(group, p, there)
+    want = {row[0] for row in table}
+    if want - have - {"residual"} or have - want or "step" not in s and group["rule"] != "sgd":
+        raise ValueError("it has %s, but should have step, %s" % (
+            ", ".join(sorted(have | {"step"} & s.keys())) or "nothing", ", ".join(row[0] for row in table)))
+    result = dict(s, step=int(s.get("step", 1)))  # torch's SGD does not count; its buffer is there after the first step
+    codes = [s[name] for name, field, _, dtype in table if field == "moment" and dtype == torch.uint8]
+    # scales go by the order that the codes have in memory
+    coded = torch.empty_like(codes[0].detach(), dtype=p.dtype) if codes else p
+    for name, field, _, dtype in table:
+        if name not in have or name == "residual" and s[name].shape != p.shape:  # a program cuts and joins moments only
+            result[name] = zeros(p, field, dtype)
+        else:
+            model = zeros(p, field, dtype) if field == "scale" else coded if field == "moment" else p
+            result[name] = placed(name, s[name], model, dtype, p.device)
+    if tensors_of(group, p, formats) == table and local(coded).stride() == like(local(p)).stride():
+        return result
+    other = dict(begun(group, p), **{
+        name: x for name, x in result.items() if name not in KNOWN or not name.startswith(MOMENTS_OF_ALL)})
+    old, new = Host(group, coded, result, there), Host(group, p, other, formats)
+    for slot, _ in moments_of(group):
+        new.write(slot, old.read(slot))
+    return other
 
 
-def checkpoint_of(opt, t):
-    data = torch.empty(k.kopt_save_size(opt, t, 1), dtype=torch.uint8)
-    k.check(k.kopt_save(opt, t, 1, data.data_ptr(), data.numel()))
-    return data
+def placed(name, x, model, dtype, device):
+    """A tensor of a state with the dtype and device that a step takes, and the order in memory of a model: x itself, if
+    it has them."""
+    if x.shape != model.shape:
+        raise ValueError("%s has the shape %s, not %s" % (name, tuple(x.shape), tuple(model.shape)))
+    if hasattr(x, "to_local") != hasattr(model, "to_local"):
+        raise ValueError("%s and the parameter are not both DTensors" % name)
+    if x.dtype != dtype and not (x.is_floating_point() and dtype.is_floating_point):
+        raise ValueError("%s is %s, but %s is needed" % (name, x.dtype, dtype))
+    x = x.detach().to(device, dtype) if (x.dtype, x.device) != (dtype, device) or x.requires_grad else x
+    same = local(x).stride() == like(local(model)).stride()
+    return x if same else torch.zeros_like(model.detach(), dtype=dtype, device=device).copy_(x)
 
 
-def seal(opt, t):
-    """The state of a tensor for state_dict()."""
-    data, (head, arrays, _) = checkpoint_of(opt, t), places(opt, t)
-    block = torch.cat([data[head:head + HEADER.size], data[arrays:-4]])
-    raw(block)[CHECKSUM] = checksum(block)
-    return block
-
-
-def unseal(opt, t, block):
-    """Fills the state of a tensor from what seal() has made. False: it is damaged, or of another version."""
-    k.check(k.kopt_state_init(opt, t, 1, None))
-    data, (head, arrays, _) = checkpoint_of(opt, t), places(opt, t)
-    if checksum(block) != raw(block)[CHECKSUM] or raw(block)[:5] != raw(data)[head:head + 5]:
-        return False
-    data[arrays:-4] = block[HEADER.size:]
-    raw(data)[-4:] = zlib.crc32(b"\0", zlib.crc32(raw(data)[:-4])).to_bytes(4, "little")
-    k.check(k.kopt_load(opt, t, 1, data.data_ptr(), data.numel()))
-    return True
-
-
-def described(block, sealed=False):
-    """What the header of a block says, in words; nothing, if it is none."""
-    opt, t = k.kopt_optimizer(), k.kopt_tensor()
-    if block.numel() < HEADER.size or sealed and raw(block)[:4] != b"KOPT":
-        return {}
-    if not sealed:
-        if (k.kopt_inspect(block.data_ptr(), block.numel(), opt, None, None) != k.KOPT_OK or
-                k.kopt_inspect_tensor(block.data_ptr(), block.numel(), k.byref(k.c_uint64()), t) != k.KOPT_OK):
-            return {}
-    else:
-        (_, _, opt.rule, t.weight_format, rounding, moments, count, _, _, t.id, t.n, t.first_index, _, opt.step,
-         _, _) = HEADER.unpack(raw(block)[:HEADER.size])
-        opt.rounding, opt.first_moment_format = rounding & 15, 3 if moments == 4 else moments
-        opt.amsgrad = opt.rule == k.KOPT_RULE_ADAM and count & 7 == 3
-        opt.momentum = opt.rule == k.KOPT_RULE_SGD and count & 7
-    rules = {code: name for name in RULES for code in [getattr(k, "KOPT_RULE_" + name.upper(), None)]}
-    dtypes = {code: dtype for dtype, code in FORMATS.items()}
-    words = {"rule": rules.get(opt.rule), "dtype": dtypes.get(t.weight_format), "elements": t.n, "id": t.id,
-             "first_index": t.first_index, "amsgrad": bool(opt.amsgrad), "momentum": opt.momentum > 0}
-    words.update((name, dict(enumerate(WORDS[name])).get(code))
-                 for name, code in (("rounding", opt.rounding), ("moment_format", opt.first_moment_format)))
-    return dict(words, step=opt.step) if sealed else words
-
-
-def difference(group, p, s, sealed=False):
-    """How a block differs from that which the parameter would get in this group, in words; "" if they agree."""
-    opt, block, has = make(group, p.dtype), s["block"][:HEADER.size].cpu(), s["block"].numel()
-    t = k.kopt_tensor(weight_format=FORMATS[p.dtype], n=local(p).numel(), id=s["id"], first_index=first_index(p))
-    size, (_, arrays, end) = k.kopt_state_size(opt, t), places(opt, t)
-    if size and sealed:
-        size = end - 4 - arrays + HEADER.size
-    if not size or not has:
-        return "" if has == size else "it has %d bytes, but %d are needed" % (has, size)
-    small, weight = torch.zeros(bytes_of_state(opt, p.dtype, 1), dtype=torch.uint8), torch.zeros(1, dtype=p.dtype)
-    k.check(k.kopt_state_init(opt, tensor_of(weight, s["id"], t.first_index, small), 1, None))
-    have, want = described(block, sealed), dict(described(small), elements=t.n, bytes=size)
-    have["bytes"] = has
-    return ", ".join("it has %s %s, but %s is needed" % (name, have[name], want[name])
-                     for name in want if name in have and have[name] != want[name])
-
-
-def block_name(p):
-    """The key of a block in state_dict(). Each rank has its own shard of a DTensor's state, so its own key: of values
-    with the same key torch.distributed.checkpoint saves one."""
-    return "block_at_%d" % first_index(p) if is_sharded(p) else "block"
-
-
-def is_saved(s):
-    """Does an entry of state_dict() have a block, or moments of torch.optim?"""
-    return any(name.startswith("block") for name in s)
-
-
-def opened(group, p, number, s):
-    """The state of a parameter from its entry in state_dict(). ValueError: what is wrong with it."""
-    if "block" not in s and block_name(p) not in s:
+def opened(group, p, s):
+    """The state from a block of the versions before 0.9: the 64 bytes and the arrays of docs/numerics.md, section 8c,
+    with the CRC-32 of all of it in bytes 44 to 47."""
+    name = "block_at_%d" % first_index(p) if is_sharded(p) else "block"
+    if name not in s and "block" not in s:
         raise ValueError("it has %s, but %s is needed: it is the shard of another rank, or of another number of ranks"
-                         % (", ".join(name for name in s if name.startswith("block")), block_name(p)))
-    s = dict(s, block=s.get(block_name(p), s.get("block")))
-    # load_state_dict() has converted the bytes to the dtype of the parameter, which is exact
-    result = {"step": int(s["step"]), "id": number, "block": s["block"].to("cpu", torch.uint8)}
-    opt, n, step = make(group, p.dtype), local(p).numel(), described(result["block"], sealed=True).get("step")
-    block, weight = torch.zeros(bytes_of_state(opt, p.dtype, n), dtype=torch.uint8), torch.zeros(n, dtype=p.dtype)
-    t = tensor_of(weight, number, first_index(p), block)
-    fault = difference(group, p, result, sealed=True)
-    if not fault and block.numel() and not unseal(opt, t, result["block"]):
-        fault = "it is damaged, or was not sealed"
-    if not fault and step not in (None, result["step"]):
-        fault = "its step is %d, not %d" % (step, result["step"])
-    if fault:
-        raise ValueError(fault)
-    return dict(result, block=on_device(block, p.device))
+                         % (", ".join(name for name in s if name.startswith("block")), name))
+    block, n = s.get(name, s.get("block")).to("cpu", torch.uint8).contiguous(), local(p).numel()
+    result = {name: x for name, x in s.items() if not name.startswith("block") and name not in ("id", "sealed")}
+    data = ctypes.string_at(block.data_ptr(), block.numel())
+    if not data:
+        return result
+    if len(data) < 64 or zlib.crc32(data[:44] + bytes(4) + data[48:]) != int.from_bytes(data[44:48], "little"):
+        raise ValueError("its block is damaged, or was not sealed")
+    (rule, dtype, rounding, form, moments), (size,), (place,), (step,) = (
+        struct.unpack_from(form, data, at) for form, at in (("5B", 5), ("<Q", 16), ("<Q", 24), ("<I", 40)))
+    opt, rounded = bare(group, p.dtype, ("f32", "f32")), p.dtype != torch.float32
+    for what, have, want in (
+            ("rule", rule, opt.rule), ("dtype", dtype, FORMATS[p.dtype]), ("elements", size, n),
+            ("rounding", rounding & 15, opt.rounding * rounded), ("place", place, first_index(p)),
+            ("step", step, s["step"]), ("number of moments", moments & 7, len(moments_of(group)))):
+        if have != want:
+            raise ValueError("its block has %s %d, but %d is needed" % (what, have, want))
+    at, form = 64, ("f32", "bf16", "fp16", None, "q8")[form]
+    for name, field, _, dtype in tensors_of(group, p, (form, form)):
+        x = result[name] = zeros(p, field, dtype)
+        size = local(x).numel() * x.element_size()
+        memory = block[at:at + size].view(dtype)
+        local(x).copy_(memory.as_strided(local(x).shape, local(x).stride()))
+        at += -(-size // 4) * 4
+    return result

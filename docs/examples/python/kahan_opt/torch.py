@@ -1,26 +1,43 @@
 """Optimizers for PyTorch that train weights in pure bf16 or fp16: see help(KahanAdamW) and docs/pytorch.md."""
+import functools
 import itertools
+import operator
 import warnings
+import zlib
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from . import header as k
-from .calls import CALLS, increment_version
-from .options import (FORMATS, NOT_IN_TORCH, TORCH, WAYS, WORDS, defaults_of, described_options, make, moments_of,
-                      translated, validate)
-from .state import Host, begun, block_name, is_saved, local, opened, seal
+from .calls import CALLS, Entry, increment_version, parted
+from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
+                      moments_of, translated, validate)
+from .state import Host, begun, fitted, local
 
 Params = Iterable[Union[Tensor, Dict[str, Any], Tuple[str, Tensor]]]
 Rate = Union[float, Tensor]
 
 
+_untraced = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)  # by torch.compile
+grad_of, kind_of = operator.attrgetter("grad"), operator.attrgetter("kind")
+Formats = Union[None, str, Tuple[Optional[str], Optional[str]]]
+
+
 class Uncast:
-    """Hides moments of torch.optim from load_state_dict(), which would convert them to the dtype of the parameter."""
+    """Hides a state from load_state_dict(), which would convert its tensors to the parameter's dtype, or copy them."""
 
     def __init__(self, state):
         self.state = state
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@functools.lru_cache(None)
+def _number_of(name):
+    """The id of a parameter with a name."""
+    return zlib.crc32(name.encode())
 
 
 class KahanOptimizer(torch.optim.Optimizer):
@@ -30,9 +47,13 @@ class KahanOptimizer(torch.optim.Optimizer):
     stepped where they are, in one call for all tensors of a group. Each group may have its own options, and a program
     may edit them as with torch.optim. options_of(rule) lists the options of a rule.
 
-    The random bits of a parameter are a function of its group's seed, its id and its step: see noise_key(). Within an
-    optimizer all ids differ. Two optimizers with the same seed draw equal noise for their first parameters, and so on:
-    where there are several, as with one per parameter, give each a seed of its own."""
+    The state of a parameter is what torch.optim has, exp_avg and so on, and `residual`: tensors of its shape, which a
+    program may read, move, replace, cut and join.
+
+    The random bits of a parameter are a function of its group's seed, its id and its step: see noise_key(). Its id is
+    its place in the groups or, if named_parameters() were passed, the CRC-32 of its name. Within an optimizer all ids
+    differ. Two optimizers with the same seed draw equal noise for their first parameters, and so on: where there are
+    several, as with one per parameter, give each a seed of its own."""
     _accumulates = False
 
     def __init__(self, params: Params, rule: str = "adamw", **options: Any) -> None:
@@ -45,9 +66,9 @@ class KahanOptimizer(torch.optim.Optimizer):
         return described_options(rule)
 
     def _forget(self):
-        """Makes the calls of the next step anew. _plans: what they depend on, and the calls, of all parameters (None)
-        or of one, by id(). _versions: those that the last steps left, by id()."""
-        self._plans, self._versions = {}, {}
+        """Looks at all tensors anew. _entries: by the id() of a parameter. _plans: the calls of the last steps.
+        _listed: the parameters of the groups, by id(), and names."""
+        self._entries, self._plans, self._listed = {}, {}, None
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a group with options of its own: {"params": ..., "lr": ...}."""
@@ -85,15 +106,24 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _members(groups):
-        """(place, group, parameter). One that is listed twice, which torch.optim warns of, counts once."""
-        groups_of = {}
+        """(id, group, parameter). One that is listed twice, which torch.optim warns of, counts once."""
+        seen, numbers, members = set(), set(), []
         for group in groups:
-            for p in group["params"]:
-                groups_of.setdefault(p, group)
-        return [(place, group, p) for place, (p, group) in enumerate(groups_of.items())]
+            params, names = group["params"], group.get("param_names")
+            for i, p in enumerate(params):
+                if id(p) not in seen:
+                    number = len(seen)
+                    seen.add(id(p))
+                    if names:
+                        number = _number_of(names[i])
+                        while number in numbers:  # two names that are equal, or have one CRC
+                            number = (number + 1) % 2 ** 32
+                        numbers.add(number)
+                    members.append((number, group, p))
+        return members
 
     def _member(self, p):
-        """(place, group, p) of one parameter."""
+        """(id, group, p) of one parameter."""
         for member in self._members(self.param_groups):
             if member[2] is p:
                 return member
@@ -121,15 +151,17 @@ class KahanOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step(param)
+        return loss
+
+    @_untraced
+    def _step(self, param):
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)  # of a GradScaler
         if found_inf is not None and float(found_inf):
-            return loss
-        calls = self._calls(param)
-        for call in calls:
-            call.begin(1.0 if scale is None else 1.0 / float(scale), getattr(self, "clip", 1.0), self._accumulates)
-        for call in calls:
+            return
+        for call in self._calls(param, 1.0 if scale is None else 1.0 / float(scale), getattr(self, "clip", 1.0),
+                                self._accumulates):
             call.run()
-        return loss
 
     def zero_grad(self, set_to_none: bool = True, param: Optional[Tensor] = None) -> None:
         """Frees the gradients, or sets them to zero: of all parameters, or of one."""
@@ -140,41 +172,83 @@ class KahanOptimizer(torch.optim.Optimizer):
         elif param.grad is not None:
             param.grad.detach_().zero_()
 
-    def _key(self, only):
-        """What the calls depend on."""
-        key = []
-        for group in self.param_groups if only is None else [self._member(only)[1]]:
-            params = [p for p in (group["params"] if only is None else [only]) if p.grad is not None]
-            parts = list(map(local, params))
-            key.append([id(group), [group[name] for name in WORDS], moments_of(group), group["threads"],
-                        list(map(id, params)), [p.data_ptr() for p in parts], [p.numel() for p in parts],
-                        [p.grad.dtype for p in params], [id(self.state.get(p)) for p in params]])
-        return key
-
-    def _calls(self, only=None):
-        """The calls of a step of all parameters, or of one, with the gradients of now. They are made anew if the list
-        of tensors has changed."""
-        place = None if only is None else id(only)
-        for other in [other for other in self._plans if (other is None) != (place is None)]:
-            self._retire(other)  # a parameter is in one plan
-        key, calls = self._plans.get(place, (None, []))
-        if key != self._key(only) or not all(call.is_current() for call in calls):
-            self._retire(place)
-            calls = self._make_calls(only)
-            self._plans[place] = self._key(only), calls
-        for call in calls:
-            call.prepare()
+    def _calls(self, only=None, *scalars):
+        """The calls of a step of all parameters, or of one, with the gradients of now."""
+        self._number()
+        lists, stale = self._lists(only)
+        if stale:
+            self._make_entries(stale)
+            lists, stale = self._lists(only)
+            if stale:
+                raise RuntimeError("the state of %s changes while it is looked at" % self._name(stale[0][1]))
+        plans, used, options, calls = self._plans, {}, {}, []
+        for group, step, entries, *columns in sorted(lists, key=operator.itemgetter(1)):
+            turn = 0
+            while (id(only), id(group), entries[0].kind, turn) in used:
+                turn += 1
+            place = id(only), id(group), entries[0].kind, turn
+            call = plans.get(place)
+            if call is None or call.entries != entries:
+                call = CALLS[columns[0][0].device.type](self, group, entries, call)
+            used[place], call.group = call, group
+            call.begin(options.setdefault(id(group), {}), step, *columns, *scalars)
+            calls.append(call)
+        self._plans = used if only is None else {**plans, **used}
         return calls
 
-    def _retire(self, place):
-        for call in self._plans.pop(place, (None, []))[1]:
-            self._versions.update(zip(map(id, call.owners), call.versions))
+    def _number(self):
+        """Looks whether the ids are still right."""
+        listed = [(list(map(id, group["params"])), list(group.get("param_names", ()))) for group in self.param_groups]
+        if listed != self._listed:
+            for number, _, p in self._members(self.param_groups):
+                if id(p) in self._entries and self._entries[id(p)].number != number:
+                    self._lost(id(p))
+            self._listed, ids = listed, [i for ids, _ in listed for i in ids]
+            self._twice = len(set(ids)) < len(ids)
 
-    def _make_calls(self, only):
+    def _lists(self, only):
+        """What is stepped together: (group, step, entries, parameters, gradients, states), and pairs of groups and
+        parameters whose entries do not hold."""
+        lists, stale = [], []
+        groups = self.param_groups if only is None else [self._member(only)[1]]
+        if self._twice and only is None:
+            of = {}
+            for _, group, p in self._members(groups):
+                of.setdefault(id(group), dict(group, params=[]))["params"].append(p)
+            groups = list(of.values())
+        for group in groups:
+            params = group["params"] if only is None else [only]
+            grads = list(map(grad_of, params))
+            there = [g is not None for g in grads]
+            if not all(there):
+                params, grads = (list(itertools.compress(x, there)) for x in (params, grads))
+            entries = list(map(self._entries.get, map(id, params)))
+            if None in entries:
+                stale += [(group, p) for p, e in zip(params, entries) if e is None]
+                params, grads, entries = (list(itertools.compress(x, entries)) for x in (params, grads, entries))
+            if not params:
+                continue
+            if "param_names" in group:  # the ids of a list increase
+                params, grads, entries = zip(*sorted(zip(params, grads, entries), key=lambda row: row[2].number))
+            states, layout = list(map(self.state.get, params)), layout_of(group)
+            for es, *columns in parted(map(kind_of, entries), entries, params, grads, states).values():
+                steps = Entry.hold(es, layout, *columns)
+                if steps:
+                    lists += [(group, step, *rows) for step, rows in parted(steps, es, *columns).items()]
+                else:
+                    stale += [(group, p) for e, p, g, s in zip(es, *columns)
+                              if not Entry.hold([e], layout, [p], [g], [s])]
+        return lists, stale
+
+    def _lost(self, number):
+        """An entry no longer holds."""
+        if number in self._entries:
+            self._entries[number].key = None
+
+    def _make_entries(self, stale):
+        """Makes the entries of parameters anew, and gives a state to each that has none."""
         self._validate()
-        members = self._members(self.param_groups) if only is None else [self._member(only)]
-        members = [m for m in members if m[2].grad is not None]
-        for _, _, p in members:
+        for _, p in stale:
             if p.device.type not in CALLS:
                 raise TypeError("%s is on %s: use the CPU or a GPU with CUDA" % (self._name(p), p.device))
             if p.dtype not in FORMATS or p.grad.dtype not in FORMATS:
@@ -182,35 +256,50 @@ class KahanOptimizer(torch.optim.Optimizer):
                                 "numbers: torch.view_as_real)" % (self._name(p), p.grad.dtype))
             if getattr(p.grad, "placements", None) != getattr(p, "placements", None):
                 raise TypeError("%s is a DTensor whose gradient has other placements" % self._name(p))
-        self._begin(members)
-        lists = {}
-        for _, group, p in members:
-            s = self.state[p]
-            for turn in itertools.count():  # the ids of a list differ; states from several optimizers may share some
-                some = lists.setdefault((id(group), p.dtype, p.device, s["step"], turn), (group, {}))[1]
-                if some.setdefault(s["id"], (p, s))[0] is p:
-                    break
-        return [CALLS[key[2].type](self, group, [some[i] for i in sorted(some)])
-                for key, (group, some) in lists.items()]
+        numbers, wanted = {id(p): number for number, _, p in self._members(self.param_groups)}, {}
+        fresh = self._begin((numbers[id(p)], group, p) for group, p in stale)
+        for group, p in stale:
+            e = self._entries.get(id(p))
+            s = self.state[p] if id(p) in fresh else self._state_of(group, p)
+            version = e.version if e is not None and e.parameter() is p else None
+            try:
+                wanted[id(p)] = Entry(group, numbers[id(p)], p, s, version, self._lost)
+            except ValueError as fault:
+                raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
+        kept = {key: e for key, e in self._entries.items() if e.parameter() is not None}
+        self._entries = {**kept, **wanted}
 
     def _begin(self, members):
-        """Gives a state to each parameter that has none. Its id is its place, or, if another has this id, a new one."""
-        fresh = [member for member in members if not self._state_of(*member)]
+        """Gives a state to each parameter that has none. Returns their id()s."""
+        fresh = [(number, group, p) for number, group, p in members if not self.state.get(p)]
         if fresh:
             self._refuse_shared_memory()
-        ids = {s["id"] for s in self.state.values() if isinstance(s, dict) and "id" in s}
-        spare = max(ids | {sum(len(group["params"]) for group in self.param_groups)}) + 1
-        for place, group, p in fresh:
-            number = spare if place in ids else place
-            self.state[p] = begun(group, p, number)
-            spare += number == spare
+        for number, group, p in fresh:
+            s = self.state[p] = begun(group, p)
+            if group.get("residual") != "zero" and "residual" in s:
+                Host(group, p, s, number=number).draw()
+        return {id(p) for _, _, p in fresh}
 
-    def _state_of(self, place, group, p):
-        """Its open state, or nothing. Other code may have put a saved one there: ZeroRedundancyOptimizer does."""
+    def _fitted(self, group, p, s):
+        try:
+            return fitted(group, p, s)
+        except ValueError as fault:
+            raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
+
+    def _state_of(self, group, p):
+        """Its state as a step takes it, or nothing."""
         s = self.state.get(p)
-        if s and ("block" not in s or "sealed" in s):
-            s = self.state[p] = self._opened(place, group, p, s)
+        if s:
+            s = self.state[p] = self._fitted(group, p, s)
         return s
+
+    @torch.no_grad()
+    def _settle(self):
+        """A value that a program has written has no residual."""
+        for e in list(self._entries.values()):
+            p = e.parameter()
+            if p is not None:
+                e.settle(local(p), self.state.get(p) or {})
 
     def _refuse_shared_memory(self):
         members = ((local(p), p) for _, _, p in self._members(self.param_groups))
@@ -224,10 +313,9 @@ class KahanOptimizer(torch.optim.Optimizer):
     def weights_restored(self) -> None:
         """To be called when a program has changed parameters and has set them back to what the last step left, as SAM
         does: the residuals then still belong to them. Otherwise a value that a program writes has none."""
-        for place in list(self._plans):
-            self._retire(place)
-        for _, _, p in self._members(self.param_groups):
-            self._versions[id(p)] = local(p)._version
+        for e in list(self._entries.values()):
+            p = e.parameter()
+            e.version = None if p is None else local(p)._version
 
     @torch.no_grad()
     def grad_norm(self) -> "k.kopt_norm":
@@ -241,42 +329,26 @@ class KahanOptimizer(torch.optim.Optimizer):
     # ---- state ----
 
     def state_dict(self) -> Dict[str, Any]:
-        """That of torch.optim. `block` holds all of a parameter's state but its weight, as kopt_save() writes it: the
-        same bytes on every machine, with a checksum."""
-        return self._state_dict(self._sealed)
-
-    def _state_dict(self, function):
-        """That of torch.optim, where each parameter has what function(group, parameter, state) gives."""
+        """That of torch.optim, with the tensors themselves: torch.save() or deepcopy() it to keep what they are."""
+        self._settle()
         everything = self.state
-        members = {p for _, _, p in self._members(self.param_groups)}
-        self.state = {p: s for p, s in everything.items() if p in members or not isinstance(p, torch.Tensor)}
+        members = {id(p) for _, _, p in self._members(self.param_groups)}
+        self.state = {p: s for p, s in everything.items() if id(p) in members or not isinstance(p, torch.Tensor)}
         try:  # torch.optim fails at the state of a parameter that has left its group
-            result = super().state_dict()
+            return super().state_dict()
         finally:
             self.state = everything
-        state = dict(result["state"])
-        for group, packed in zip(self.param_groups, result["param_groups"]):
-            for p, index in zip(group["params"], packed["params"]):
-                s = self._state_of(index, group, p)
-                if s:
-                    state[index] = function(group, p, s)
-        return dict(result, state=state)
-
-    @staticmethod
-    def _sealed(group, p, s):
-        host = Host(group, p, s)
-        try:
-            block = seal(make(group, p.dtype, s["step"]), host.t) if host.block.numel() else host.block.clone()
-        except (AttributeError, TypeError, k.kopt_error):  # the group was edited: what the block itself says
-            block = seal(host.opt, host.t)
-        return {block_name(p) if name == "block" else name: value
-                for name, value in dict(s, block=block, sealed=True).items()}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes what state_dict() made, and also the state of torch.optim.SGD, Adam, AdamW and RAdam. It is checked
-        whole before anything is written. Load the model, too: its weights are not in here."""
-        state = {index: s if is_saved(s) else Uncast(s) for index, s in state_dict["state"].items() if s}
+        whole before anything is changed. Tensors that fit are taken, not copied. Load the model, too: its weights are
+        not in here."""
+        state = {index: Uncast(s) for index, s in state_dict["state"].items() if s}
         super().load_state_dict(dict(state_dict, state=state))
+
+    def __getstate__(self):
+        self._settle()
+        return super().__getstate__()
 
     def __setstate__(self, state):
         loaded = "defaults" not in state  # from load_state_dict(); copy and pickle bring all
@@ -289,39 +361,21 @@ class KahanOptimizer(torch.optim.Optimizer):
                 decoupled = group.pop("decoupled_weight_decay", None)
                 if decoupled is not None and decoupled != (now["decay_mode"] != "l2"):
                     group.setdefault("decay_mode", "decoupled" if decoupled else "l2")
-                for name in self.defaults:  # torch.optim and earlier versions have fewer
-                    group.setdefault(name, now.get(name))
+                for name in ASKED_FOR:
+                    if group.get(name, now[name]) != now[name] != defaults_of(now["rule"], {})[name]:
+                        warnings.warn("load_state_dict() sets %s to %r, as it was saved, though %r was asked for "
+                                      "(group %d)" % (name, group[name], now[name], number))
+                group["threads"] = now["threads"]
+                for name, value in now.items():  # torch.optim and earlier versions have fewer, as may a program
+                    group.setdefault(name, value)
                 validate(group, number)
         states = type(state["state"])(dict, state["state"])
-        for place, group, p in self._members(state["param_groups"]):
+        for _, group, p in self._members(state["param_groups"]):
             s = states.get(p)
             if s and loaded:
-                states[p] = self._opened(place, group, p, s.state if isinstance(s, Uncast) else s)
-            elif s:
-                s.setdefault("id", place)  # one that an earlier version has pickled
+                states[p] = self._fitted(group, p, s.state if isinstance(s, Uncast) else s)
         super().__setstate__(dict(state, state=states))
         self._forget()
-
-    def _opened(self, place, group, p, s):
-        """The state from an entry of state_dict(), or from the moments of torch.optim. In an earlier version the id was
-        the place."""
-        number, moments = s.get("id", place), moments_of(group)
-        if is_saved(s):
-            try:
-                return opened(group, p, number, s)
-            except ValueError as fault:
-                raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
-        given = {name for name, value in s.items() if name != "step" and value is not None}
-        if given != {name for _, name in moments} or group["rule"] in NOT_IN_TORCH:
-            raise ValueError("the state of %s has %s, but should have a block, or the moments of %s: %s" % (
-                self._name(p), ", ".join(sorted(given)) or "neither", group["rule"], ", ".join(n for _, n in moments)))
-        result = begun(group, p, number)
-        result["step"] = int(s.get("step", 1))  # torch's SGD does not count; its buffer is there after the first step
-        for slot, name in moments:
-            if s[name].shape != p.shape:
-                raise ValueError("%s of %s has the shape %s" % (name, self._name(p), tuple(s[name].shape)))
-            Host(group, p, result).write(slot, s[name])
-        return result
 
     # ---- exchange with torch.optim, in fp32 ----
 
@@ -332,12 +386,14 @@ class KahanOptimizer(torch.optim.Optimizer):
         if rule in NOT_IN_TORCH:
             raise ValueError("torch.optim has nothing like " + rule)
 
-        def moments(group, p, s):
-            values = {} if rule == "sgd" else {"step": torch.tensor(float(s["step"]))}
-            return dict(values, **self._moments(group, p, s))
-
-        result = self._state_dict(moments)
-        groups = [dict({name: group[name] for name in TORCH + ("params",) if name in group},
+        result = self.state_dict()
+        for group, packed in zip(self.param_groups, result["param_groups"]):
+            for p, index in zip(group["params"], packed["params"]):
+                s = self._state_of(group, p)
+                if s:
+                    step = {} if rule == "sgd" else {"step": torch.tensor(float(s["step"]))}
+                    result["state"][index] = dict(step, **self._moments(group, p, s))
+        groups = [dict({name: x for name, x in group.items() if name in TORCH or name not in self.defaults},
                        **{} if rule == "sgd" else {"decoupled_weight_decay": group["decay_mode"] != "l2"})
                   for group in result["param_groups"]]
         return {"state": result["state"], "param_groups": groups}
@@ -354,28 +410,29 @@ class KahanOptimizer(torch.optim.Optimizer):
     def moments(self, p: Tensor) -> Dict[str, Tensor]:
         """The moments of a parameter as fp32, with the names of torch.optim (exp_avg, exp_avg_sq, ...): copies. Before
         its first step there are none."""
-        place, group, p = self._member(p)
-        s = self._state_of(place, group, p)
+        _, group, p = self._member(p)
+        s = self._state_of(group, p)
         return self._moments(group, p, s) if s else {}
 
     @torch.no_grad()
     def full_weights(self, p: Tensor) -> Tensor:
         """A parameter together with the residual that is kept beside it, as fp32: a copy."""
-        place, group, p = self._member(p)
-        return self._full_weights(group, p, self._state_of(place, group, p))
+        self._settle()
+        _, group, p = self._member(p)
+        return self._full_weights(group, p, self._state_of(group, p))
 
     def noise_key(self, p: Tensor) -> Dict[str, int]:
         """What the random bits of a parameter's next step are a function of: seed, id and step. For a seed of its own
         put it into a group of its own: {"params": [p], "seed": 7}."""
-        place, group, p = self._member(p)
-        s = self._state_of(place, group, p) or {"id": place, "step": 0}
-        return {"seed": group["seed"], "id": s["id"], "step": s["step"] + 1}
+        number, group, p = self._member(p)
+        return {"seed": group["seed"], "id": number, "step": int(self.state.get(p, {}).get("step", 0)) + 1}
 
     @torch.no_grad()
     def read_weights(self) -> List[Tensor]:
         """full_weights() of all parameters, in the order of the groups."""
-        return [self._full_weights(group, p, self._state_of(place, group, p))
-                for place, group, p in self._members(self.param_groups)]
+        self._settle()
+        return [self._full_weights(group, p, self._state_of(group, p))
+                for _, group, p in self._members(self.param_groups)]
 
     @torch.no_grad()
     def write_weights(self, weights: Iterable[Tensor]) -> None:
@@ -385,9 +442,9 @@ class KahanOptimizer(torch.optim.Optimizer):
             raise ValueError("write_weights: not the number of tensors or the shapes of the parameters")
         self._begin(members)
         for (_, group, p), values in zip(members, weights):
-            Host(group, p, self.state[p]).write(k.KOPT_SLOT_WEIGHT, values)
+            Host(group, p, self._state_of(group, p)).write(k.KOPT_SLOT_WEIGHT, values)
         increment_version([local(p) for _, _, p in members])
-        self._forget()
+        self.weights_restored()
 
 
 class KahanAdamW(KahanOptimizer):
@@ -395,15 +452,15 @@ class KahanAdamW(KahanOptimizer):
 
 %s
 
-    foreach, capturable, differentiable, fused: None or False: there is one way to step. Of optimi's options kahan_sum,
-    decouple_lr, triton and gradient_release are understood, too."""
+    foreach and fused: anything; capturable, differentiable: None or False. There is one way to step. Of optimi's
+    options kahan_sum, decouple_lr, triton and gradient_release are understood, too."""
 
     def __init__(self, params: Params, lr: Rate = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, rounding: str = "kahan",
-                 moment_format: Optional[str] = None, moment_rounding: str = "stochastic",
+                 moment_format: Formats = None, moment_rounding: str = "stochastic",
                  residual_rounding: str = "stochastic", decay_mode: str = "decoupled",
-                 max_lr: Optional[float] = None, stable: bool = False, seed: int = 0, threads: int = 1,
-                 residual: str = "zero", **others: Any) -> None:
+                 max_lr: Optional[float] = None, stable: bool = False, seed: int = 0, threads: Optional[int] = None,
+                 residual: Optional[str] = None, **others: Any) -> None:
         super().__init__(params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
                          maximize=maximize, rounding=rounding, moment_format=moment_format,
                          moment_rounding=moment_rounding, residual_rounding=residual_rounding,
@@ -416,14 +473,14 @@ class KahanSGD(KahanOptimizer):
 
 %s
 
-    foreach, differentiable, fused: None or False: there is one way to step. Of optimi's options kahan_sum, decouple_wd,
-    decouple_lr, triton and gradient_release are understood, too."""
+    foreach and fused: anything; differentiable: None or False. There is one way to step. Of optimi's options kahan_sum,
+    decouple_wd, decouple_lr, triton and gradient_release are understood, too."""
 
     def __init__(self, params: Params, lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
                  weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, rounding: str = "kahan",
-                 moment_format: Optional[str] = None, moment_rounding: str = "stochastic",
+                 moment_format: Formats = None, moment_rounding: str = "stochastic",
                  residual_rounding: str = "stochastic", decay_mode: str = "l2", max_lr: Optional[float] = None,
-                 seed: int = 0, threads: int = 1, residual: str = "zero", **others: Any) -> None:
+                 seed: int = 0, threads: Optional[int] = None, residual: Optional[str] = None, **others: Any) -> None:
         super().__init__(params, "sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
                          nesterov=nesterov, maximize=maximize, rounding=rounding, moment_format=moment_format,
                          moment_rounding=moment_rounding, residual_rounding=residual_rounding,
