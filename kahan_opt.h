@@ -1823,6 +1823,7 @@ typedef struct kopt_begun_ {
                                 by 1.003, from step 2 on */
     float eps;            /* that of kopt_optimizer; Adam-atan2: 2^-126 */
     uint32_t step;        /* number of the step, from 1; 0: a step that has not begun */
+    uint32_t zero;        /* 0; no padding, of which a kopt_step would get bytes that nobody has set */
     uint64_t seed;
     float sharpness;  /* Lion: 0: sign(c); above 0: smooth Lion */
     float slow_scale; /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a synchronization */
@@ -2788,6 +2789,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *o
     s->unrectified = s->sync = 0;
     s->stable = opt->rule == KOPT_RULE_ADAM && opt->stable;
     s->seed = opt->seed;
+    s->zero = 0;
     s->slow_scale = 0;
 }
 
@@ -4465,7 +4467,7 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 /* The loops of the headline: where gcc puts them moves the time of small tensors by up to 15 %. */
 #if defined(SPECIALIZED_) && defined(KOPT_GCC_) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__) && \
     !defined(__FAST_MATH__) && !defined(__CUDACC__)
-#define HOT_FN_ NOINLINE_FN_ __attribute__((aligned(64), optimize("align-loops=64")))
+#define HOT_FN_ NOINLINE_FN_ __attribute__((__aligned__(64), __optimize__("align-loops=64")))
 #else
 #define HOT_FN_ NOINLINE_FN_
 #endif
@@ -6113,7 +6115,9 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #define DIRECTIONS_OF_SET_(LINE_) \
     LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8) \
     LINE_(direction_adam_fp16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_FP16, KOPT_FP16) \
-    LINE_(direction_momentum_lion_fp16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_FP16, KOPT_FP16)
+    LINE_(direction_momentum_lion_fp16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_FP16, KOPT_FP16) \
+    LINE_(direction_any_bf16, ANY_, ANY_, ANY_, KOPT_BF16, KOPT_BF16) \
+    LINE_(direction_any_f32, ANY_, ANY_, ANY_, KOPT_F32, KOPT_F32)
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define DIRECTIONS_OF_SET_(LINE_) LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8)
 #else
@@ -6137,17 +6141,17 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? value : value == first ? first : second; }
 
-#define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second)            \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                             \
-        kopt_kind_ kind = t->kind;                                                           \
-        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                  \
-        const int first = K_(one_of)((int)kind.first, line_first, line_first);               \
-        const int second = K_(one_of)((int)kind.second, line_second, line_second);           \
-        kind.rule = (kopt_rule)rule;                                                         \
-        kind.first = (kopt_format)first;                                                     \
-        kind.second = (kopt_format)second;                                                   \
-        if ((line_moments) != ANY_) kind.moment_count = line_moments;                        \
-        K_(direction_tile)(t, kind, (line_first) == (line_second) ? ORDER_(line_first) : 0); \
+#define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second)          \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                           \
+        kopt_kind_ kind = t->kind;                                                         \
+        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                \
+        const int first = K_(one_of)((int)kind.first, line_first, line_first);             \
+        const int second = K_(one_of)((int)kind.second, line_second, line_second);         \
+        kind.rule = (kopt_rule)rule;                                                       \
+        kind.first = (kopt_format)first;                                                   \
+        kind.second = (kopt_format)second;                                                 \
+        if ((line_moments) != ANY_) kind.moment_count = line_moments;                      \
+        K_(direction_tile)(t, kind, ((line_first) == (line_second)) * ORDER_(line_first)); \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
@@ -6278,8 +6282,9 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
     pair_ pending;
     size_t i = begin, n = 0, q;
     int m;
-    if (LANES_ == 8) k.use_l2 = 0; /* see `step` */
+    if (LANES_ == 8 || kind.rule == KOPT_RULE_EMA) k.use_l2 = 0; /* see `step` */
     k.unrectified = k.first_step = 0;
+    if (kind.rule == KOPT_RULE_EMA) k.use_decay = k.zero_grad = 0; /* refused: see kopt_judge_options_ */
     last.number = last.stride = isplat_(0);
     pending.a = pending.b = as_f32_(last.number);
     for (; whole->end - i >= PAIR_; i += n) {
@@ -6345,6 +6350,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
     LINE_(specialized_adam_stochastic, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC) \
     LINE_(specialized_momentum_kahan, KOPT_RULE_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
     LINE_(specialized_adam_f32, KOPT_RULE_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST) \
+    LINE_(specialized_ema_kahan, KOPT_RULE_EMA, 0, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
+    LINE_(specialized_ema_f32, KOPT_RULE_EMA, 0, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST) \
     SPECIALIZATIONS_IN_ORDER_(LINE_)
 /* clang-format on */
 
@@ -6378,7 +6385,8 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
         size_t end;
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding)              \
     if (kind.rule == (line_rule) && kind.moment_count == (line_moments) && kind.weight == (line_format) && \
-        kind.grad == (line_format) && kind.first == (line_format) && kind.second == (line_format) &&       \
+        kind.grad == (line_format) &&                                                                      \
+        ((line_moments) == 0 || (kind.first == (line_format) && kind.second == (line_format))) &&          \
         ((line_format) == KOPT_F32 ||                                                                      \
          (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&             \
           ((line_rounding) != KOPT_KAHAN || kind.residual_rounding == (line_state_rounding)))))            \
@@ -7657,6 +7665,7 @@ KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_ten
 }
 
 KOPT_API_ kopt_result kopt_state_arrays_of(const kopt_optimizer *opt, const kopt_tensor *t, kopt_state_arrays *arrays) {
+    kopt_state_arrays found; /* *arrays may be *t->arrays */
     kopt_layout_ l;
     kopt_job_ a;
     int m;
@@ -7664,15 +7673,17 @@ KOPT_API_ kopt_result kopt_state_arrays_of(const kopt_optimizer *opt, const kopt
     if (result != KOPT_OK) return result;
     if (arrays == NULL) return KOPT_ERROR_NULL;
     kopt_place_state_(&a, &l, t);
-    memset(arrays, 0, sizeof *arrays);
-    arrays->size = sizeof *arrays;
-    if (l.residual_bytes != 0) arrays->residual = a.residual;
+    memset(&found, 0, sizeof found);
+    found.size = sizeof found;
+    if (l.residual_bytes != 0) found.residual = a.residual;
     for (m = 0; m < l.moment_count; m++) {
-        arrays->moment[m] = a.moment[m];
-        if (kopt_has_scales_(kopt_format_in_layout_(&l, m))) arrays->scale[m] = kopt_scale_of_(&a, m);
+        found.moment[m] = a.moment[m];
+        if (kopt_has_scales_(kopt_format_in_layout_(&l, m)) && (t->n != 0 || t->arrays != NULL))
+            found.scale[m] = kopt_scale_of_(&a, m);
     }
-    if (l.rule == KOPT_RULE_RANGER) arrays->slow = a.slow;
-    if (l.rule == KOPT_RULE_RANGER && l.residual_bytes != 0) arrays->slow_residual = a.slow_residual;
+    if (l.rule == KOPT_RULE_RANGER) found.slow = a.slow;
+    if (l.rule == KOPT_RULE_RANGER && l.residual_bytes != 0) found.slow_residual = a.slow_residual;
+    *arrays = found;
     return KOPT_OK;
 }
 
@@ -7998,7 +8009,7 @@ KOPT_API_ size_t kopt_list_length(const kopt_tensor *tensors, size_t count) {
      0 "KSAV"    4 version 1    10 0    12 0 (4)    16 number of tensors (8)    24 bytes of the checkpoint (8)
     44 0 (4)    48 KOPT_SAVE_NUMBERS_ (binary64)    168 lookahead (4)
    172 maximize + 2 * zero_grad + 4 * moments_only (4)
-   Of an average lr is 1 - beta1, and beta1 is lr (kopt_saved_form_()).
+   Of an average lr is 1 - beta1, and beta1 is lr (kopt_change_form_()).
    Zeros pad each array to a multiple of 4 bytes. All numbers are little-endian. */
 enum { KOPT_SAVE_VERSION_ = 1, KOPT_SAVE_HEADER_ = 176 };
 #define KOPT_SAVE_MAGIC_ 0x5641534Bu /* "KSAV" */
@@ -8076,16 +8087,16 @@ static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *
     return kopt_bytes_differ_(a, b, 5, 32) ? KOPT_ERROR_MISMATCH : KOPT_OK;
 }
 
-/* An optimizer as a checkpoint has it, or (loads) the other way round: before 0.9 an average had 1 - decay in lr. */
-static kopt_optimizer kopt_saved_form_(const kopt_optimizer *opt, int loads) {
-    kopt_optimizer o = *opt;
+/* Makes an optimizer what a checkpoint has, or (loads) the other way round: before 0.9 an average had 1 - decay in lr.
+   In place, to save stack. */
+static void kopt_change_form_(kopt_optimizer *opt, int loads) {
+    const double lr = opt->lr, beta1 = opt->beta1;
     kopt_environment_ environment;
-    if (opt->rule != KOPT_RULE_EMA) return o;
+    if (opt->rule != KOPT_RULE_EMA) return;
     kopt_enter_(&environment);
-    o.lr = loads ? opt->beta1 : kopt_sub64_(1, opt->beta1);
-    o.beta1 = loads ? kopt_sub64_(1, opt->lr) : opt->lr;
+    opt->lr = loads ? beta1 : kopt_sub64_(1, beta1);
+    opt->beta1 = loads ? kopt_sub64_(1, lr) : lr;
     kopt_leave_(&environment);
-    return o;
 }
 
 /* The format in the header of a checkpoint: that of the first tensor whose weights have 16 bits, or else KOPT_F32;
@@ -8113,7 +8124,7 @@ static KOPT_NOINLINE_ void kopt_make_save_header_(kopt_byte_ *h, const kopt_opti
 /* Is h the header that kopt_save() would write for the options that it holds? Sets those that a load does not compare
    in *opt, as they are saved; it has the others already. The header has room for one at expected. */
 static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expected, kopt_optimizer *opt) {
-    kopt_optimizer form;
+    double lr, beta1;
     kopt_result result;
     opt->lookahead = (int)kopt_load_le32_(h + 168);
     opt->seed = kopt_load_le64_(h + 32);
@@ -8124,8 +8135,12 @@ static kopt_result kopt_check_save_header_(const kopt_byte_ *h, kopt_byte_ *expe
 #define KOPT_LOAD_NUMBER_(at, field) opt->field = kopt_bits_to_f64_(kopt_load_le64_(h + (at)));
     KOPT_SAVE_NUMBERS_(KOPT_LOAD_NUMBER_)
 #undef KOPT_LOAD_NUMBER_
-    form = kopt_saved_form_(opt, 1);
-    result = kopt_check_options_(&form);
+    lr = opt->lr;
+    beta1 = opt->beta1;
+    kopt_change_form_(opt, 1);
+    result = kopt_check_options_(opt);
+    opt->lr = lr;
+    opt->beta1 = beta1;
     if (result != KOPT_OK) return result;
     kopt_make_save_header_(expected, opt, (kopt_format)h[6], kopt_load_le64_(h + 16), kopt_load_le64_(h + 24));
     return kopt_bytes_differ_(h, expected, 0, KOPT_SAVE_HEADER_) ? KOPT_ERROR_STATE : KOPT_OK;
@@ -8285,21 +8300,26 @@ KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors,
     return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
 }
 
-KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                   const kopt_file *file) {
-    uint64_t bytes;
+/* kopt_save_to() and kopt_load_from() after their checks, which need much stack: in one function both would count. */
+static KOPT_NOINLINE_ kopt_result kopt_save_list_(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                                  const kopt_file *file, uint64_t bytes) {
+    kopt_optimizer form = *opt;
     kopt_stream_ s;
-    kopt_optimizer form;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
-    if (result != KOPT_OK) return result;
-    if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
     s.file = file;
-    form = kopt_saved_form_(opt, 0);
+    kopt_change_form_(&form, 0);
     kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, &form, NULL);
     return s.result;
 }
 
-/* kopt_load_from() after its checks, which need as much stack as this: in one function they would add up. */
+KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                   const kopt_file *file) {
+    uint64_t bytes;
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
+    if (result != KOPT_OK) return result;
+    if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
+    return kopt_save_list_(opt, tensors, count, file, bytes);
+}
+
 static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                                   const kopt_file *file, uint64_t bytes) {
     kopt_byte_ h[KOPT_SAVE_HEADER_];
@@ -8316,7 +8336,8 @@ static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kop
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result == KOPT_ERROR_FILE) return s.result;
     if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
-    *opt = kopt_saved_form_(&loaded, 1);
+    *opt = loaded;
+    kopt_change_form_(opt, 1);
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t);
@@ -8365,7 +8386,7 @@ static kopt_result kopt_read_tensor_head_(kopt_head_ *head, const kopt_byte_ *h)
     if (h[7] != (rounding & (saved ? 255 : 15)) || h[9] != (moments & (saved ? 255 : 7)) ||
         h[11] != kopt_second_byte_(head->opt.first_moment_format, head->opt.second_moment_format, moments & 7))
         return KOPT_ERROR_STATE;
-    if (saved) head->opt = kopt_saved_form_(&head->opt, 1);
+    if (saved) kopt_change_form_(&head->opt, 1);
     if ((head->opt.nesterov && (moments & 7) == 0) || head->t.first_index >> 63 != 0) return KOPT_ERROR_STATE;
     l = kopt_layout_for_(&head->opt, &head->t);
     head->count = 1;
@@ -8385,7 +8406,7 @@ static kopt_result kopt_read_head_(kopt_head_ *head, const kopt_byte_ *h, size_t
     kopt_optimizer_from_header_(&head->opt, h, 1);
     result = kopt_check_save_header_(h, expected, &head->opt);
     if (result != KOPT_OK) return result == KOPT_ERROR_OPTION ? result : KOPT_ERROR_STATE;
-    head->opt = kopt_saved_form_(&head->opt, 1);
+    kopt_change_form_(&head->opt, 1);
     head->count = kopt_load_le64_(h + 16);
     head->size = kopt_load_le64_(h + 24);
     left = head->size - (KOPT_SAVE_HEADER_ + 4); /* bytes of the tensors; huge if it is below 0 */

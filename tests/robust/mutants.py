@@ -120,10 +120,10 @@ BY_HAND = [
     ("kopt_read_tensor_head_",
      "h[11] != kopt_second_byte_(head->opt.first_moment_format, head->opt.second_moment_format, moments & 7)", "0"),
     # an average in a checkpoint
-    ("kopt_saved_form_", "opt->rule != KOPT_RULE_EMA", "1"),
-    ("kopt_saved_form_", "kopt_sub64_(1, opt->beta1)", "opt->beta1"),
-    ("kopt_saved_form_", "kopt_sub64_(1, opt->lr)", "opt->lr"),
-    ("kopt_saved_form_", "loads ? kopt_sub64_(1, opt->lr) : opt->lr", "kopt_sub64_(1, opt->lr)"),
+    ("kopt_change_form_", "opt->rule != KOPT_RULE_EMA", "1"),
+    ("kopt_change_form_", "kopt_sub64_(1, beta1)", "beta1"),
+    ("kopt_change_form_", "kopt_sub64_(1, lr)", "lr"),
+    ("kopt_change_form_", "loads ? kopt_sub64_(1, lr) : lr", "kopt_sub64_(1, lr)"),
     # a state in arrays of the caller
     ("kopt_place_state_", "(kopt_byte_ *)a->residual", "(kopt_byte_ *)a->slow_residual"),
     ("kopt_scale_of_", "(kopt_byte_ *)job->arrays->scale[m]", "job->moment[m] + job->scale"),

@@ -308,6 +308,10 @@ static NOINLINE void record_steps(const kopt_optimizer *options, double rate_sca
         t.no_decay = 0;
         record(weight, N * width(format)), record(copy, N * width(t.copy_format)), record(state, size);
         record_checkpoint(&o, &t);
+        {
+            kopt_state_arrays arrays;
+            record_result(kopt_state_arrays_of(&o, &t, &arrays));
+        }
         for (k = KOPT_SLOT_WEIGHT; k <= KOPT_SLOT_FOURTH_MOMENT; ++k) {
             const kopt_result result = kopt_state_read(&o, &t, (kopt_slot)k, out);
             if (result != KOPT_OK) break;
