@@ -266,15 +266,15 @@ typedef enum kopt_format {
     KOPT_F32 = 0,  /* float: IEEE binary32 */
     KOPT_BF16 = 1, /* kopt_bf16 */
     KOPT_FP16 = 2, /* kopt_fp16 */
-    KOPT_Q8 = 3,   /* moments and compressed gradients only: 8-bit codes and one fp32 scale per 256 values
+    KOPT_Q8 = 3,   /* moments and compressed gradients only: 8-bit codes and one byte of scale per 64 values
                       (docs/numerics.md section 6b). Steps have the length of those with fp32 moments, within 2 %
                       on average, beside an outlier of up to 2e4 in the block; with a beta1 of 0.9 their noise is 5 to
                       17 %, with 0.99 above 25 % (docs/evidence.md) */
     KOPT_Q1 = 4    /* compressed gradients only: signs and one fp32 scale per 256 values */
 } kopt_format;
 
-/* Bytes of n values, scales included; 0 if there is no such format or n is too large. For KOPT_Q8 and KOPT_Q1, if n is
-   a multiple of 256, it is also the offset of element n in a longer code. */
+/* Bytes of n values, scales included; 0 if there is no such format or n is too large. If n is a multiple of 64 (KOPT_Q8)
+   or 256 (KOPT_Q1), it is also the offset of element n in a longer code. */
 KOPT_API_ size_t kopt_format_size(kopt_format format, size_t n);
 
 /* How a value is rounded to 16 bits, and what is kept of the part that is cut off. */
@@ -319,9 +319,10 @@ typedef enum KOPT_NODISCARD_ kopt_result {
                             kopt_explain() names the field; or a reserved field is not 0 */
     KOPT_ERROR_RANGE,    /* a hyper-parameter or another number is out of range, or NaN: kopt_explain() */
     KOPT_ERROR_BOUNDS,   /* begin > end, end > n, or a size, index or id that is too large; codes: a range that
-                            splits a block of 256 */
+                            splits a block of 64 (KOPT_Q8) or 256 (KOPT_Q1) */
     KOPT_ERROR_SIZE,     /* a state block or a buffer is too small, or a checkpoint was cut off */
-    KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version */
+    KOPT_ERROR_STATE,    /* not a state block or checkpoint, or one of an unknown version; or one with 8-bit moments
+                            of version 0.9 or before, whose codes were others */
     KOPT_ERROR_MISMATCH, /* the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard; or a
                             loss scale to other optimizers: see kopt_scaler_begin() */
     KOPT_ERROR_CHECKSUM, /* the state block or checkpoint is damaged */
@@ -970,7 +971,7 @@ typedef struct kopt_tensor {
     int no_decay;               /* 1: steps it as with opt.weight_decay = 0, for biases and norms; default 0 */
     uint32_t reserved32_;       /* 0 */
     uint64_t first_index;       /* of a shard: the index of its element 0 in the whole tensor; below 2^63, otherwise
-                                   KOPT_ERROR_BOUNDS. With 8-bit moments, make it a multiple of 256: only then does the
+                                   KOPT_ERROR_BOUNDS. With 8-bit moments, make it a multiple of 64: only then does the
                                    shard get the bits of the whole tensor */
     double rate_scale;          /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
                                    otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1. To freeze a tensor, leave
@@ -998,7 +999,7 @@ typedef struct kopt_state_arrays {
                                    COMPACT: n uint8_t (docs/numerics.md section 3) */
     void *moment[4];            /* the first to fourth: n values of the format of this moment, of KOPT_Q8 n codes. With
                                    KOPT_FP16 and KOPT_Q8 a mean of squares is stored as its root */
-    void *scale[4];             /* KOPT_Q8: of each moment (n + 255) / 256 fp32 values; otherwise NULL */
+    void *scale[4];             /* KOPT_Q8: of each moment (n + 63) / 64 bytes; otherwise NULL */
     void *slow, *slow_residual; /* Ranger: n values like the weights, and like the residual */
     void *reserved_;            /* NULL */
 } kopt_state_arrays;
@@ -1044,7 +1045,7 @@ KOPT_INLINE_ kopt_tensor kopt_tensor_of(void *weight, kopt_format weight_format,
 KOPT_API_ KOPT_RESULT_ kopt_list_set_ids(kopt_tensor *tensors, size_t count, uint32_t first_id);
 
 /* Bytes of the state block of a tensor, of which it reads n and weight_format: a header of 64 bytes, the residual (what
-   KAHAN, COMPACT and EXACT keep of each weight), each moment (an 8-bit moment has 4 more bytes per 256 elements, for
+   KAHAN, COMPACT and EXACT keep of each weight), each moment (an 8-bit moment has one more byte per 64 elements, for
    their scale) and, with Ranger, the slow weights and their residual. Each array is rounded up to a multiple of 16
    bytes. 0 if there is nothing to store or n is 0, and also if the optimizer or the tensor is refused: kopt_explain()
    tells why. t.arrays is not read. */
@@ -1191,7 +1192,7 @@ KOPT_API_ size_t kopt_list_length(const kopt_tensor *tensors, size_t count);
        }
 
    Of k threads, thread i takes [length * i / k, length * (i + 1) / k). begin and end are rounded down to the start of a
-   block of 256 8-bit moments, except at the end of their tensor, so that ranges that cover the list still step each
+   block of 64 8-bit moments, except at the end of their tensor, so that ranges that cover the list still step each
    element once. Finding the tensors takes one addition for each. Errors, among the tensors of the range: those of
    kopt_step_run(); KOPT_ERROR_STEP also if StableAdamW steps a part of a tensor whose stable_scale is 0 (with
    opt.moments_only it may be 0); KOPT_ERROR_BOUNDS: begin > end, or end > kopt_list_length(). */
@@ -1507,7 +1508,7 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
    which is unbiased but noisy: NEAREST would be biased, and training may fail.
 
    Skip a gradient that contains infinity or NaN (kopt_norm tells). In BF16 and FP16 such a value arrives as it is. In
-   Q8 and Q1 all 256 values that share its scale arrive as NaN. The residuals of these values become zero. */
+   Q8 and Q1 all 64 or 256 values that share its scale arrive as NaN. The residuals of these values become zero. */
 typedef struct kopt_compressor {
     uint32_t made_;                  /* set by kopt_compressor_of() */
     kopt_format code;                /* of the result: KOPT_BF16, KOPT_FP16, KOPT_Q8 or KOPT_Q1 */
@@ -1525,9 +1526,9 @@ typedef struct kopt_compressor {
                                         read while step is 0 */
     size_t n;
     uint64_t seed;
-    uint64_t first_index;            /* of a slice: the index of its element 0 in the whole; below 2^63, with Q8 and Q1
-                                        a multiple of 256 (KOPT_ERROR_BOUNDS). The codes of slices, each with its own
-                                        compressor, are then those of the whole */
+    uint64_t first_index;            /* of a slice: the index of its element 0 in the whole; below 2^63, with Q8 a
+                                        multiple of 64, with Q1 of 256 (KOPT_ERROR_BOUNDS). The codes of slices, each
+                                        with its own compressor, are then those of the whole */
 } kopt_compressor;
 
 /* A compressor with NEAREST and a bf16 residual, or, if residual is NULL, with STOCHASTIC. seed, id and first_index
@@ -1773,8 +1774,12 @@ enum {
 };
 #define KOPT_MAGIC_ 0x54504F4Bu /* "KOPT", at the start of a state block */
 
-/* The scale of a block of 256 codes, from its largest magnitude (KOPT_Q1 to nearest: its mean), as bits of fp32. 0 if
-   that is 0 or subnormal; NaN (7FC00000) if infinite or NaN: then the block decodes to NaN. */
+/* The blocks of KOPT_Q8 and of KOPT_Q1: elements that share a scale. */
+#define KOPT_BLOCK_ ((size_t)64)
+#define KOPT_SIGNS_ ((size_t)256)
+
+/* The scale of a block of KOPT_Q1, from its largest magnitude or (to nearest) its mean, as bits of fp32. 0 if that is 0
+   or subnormal; NaN (7FC00000) if infinite or NaN: then the block decodes to NaN. */
 KOPT_INLINE_ uint32_t kopt_scale_(uint32_t largest) {
     const uint32_t infinity = 0x7F800000u, bounded = largest < infinity ? largest : infinity;
     /* infinity + (1 << 22) is 7FC00000. With a conditional expression gcc 12 -O1 for Thumb-2 loses its upper half. */
@@ -1786,12 +1791,21 @@ KOPT_INLINE_ int kopt_codes_are_zero_(uint32_t scale) { return scale == 0 || sca
 /* place_q8 of a root, whose code is 255 at most, minus its code: see KERNELS */
 #define KOPT_ROOT_PLACE_ ((uint32_t)1049)
 
-/* The scale of a block of KOPT_Q8 codes (section 6b). square: of roots of means of squares; else a power of two. */
-KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t largest, int square) {
-    const uint32_t power = (largest + 0x000FFFFFu) & 0x7F800000u;
-    if (square || largest >= 0x7F800000u) return kopt_scale_(largest);
-    return power > 0x00800000u ? power - 0x00800000u : 0;
+/* The scale of a block of KOPT_Q8 is a power of two (section 6b). It is stored as a byte, the exponent field of an fp32
+   number; 0: the block is zeros; 255: it is NaN. square: of roots of means of squares. */
+KOPT_INLINE_ uint32_t kopt_exponent_q8_(uint32_t largest, int square) {
+    const uint32_t exponent = (largest + (square ? 0x007FFFFFu : 0x0007FFFFu)) >> 23;
+    return largest >= 0x7F800000u ? 255 : exponent < 254 ? exponent : 254;
 }
+/* As bits of fp32; NaN (7FC00000) for 255. */
+KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t exponent) {
+    return (exponent << 23) + ((uint32_t)(exponent == 255) << 22);
+}
+/* Do vectors decode and encode with 2^(exponent - 127) folded into their constants? Not if a number may be subnormal, or
+   a constant overflow. */
+KOPT_INLINE_ int kopt_scale_folds_(uint32_t exponent) { return exponent - 40 < 184; }
+/* The largest magnitude that has a code, 31/16 * 2^127. Larger ones are coded like it. */
+#define KOPT_LARGEST_Q8_ 0x7F780000u
 
 /* A step that has begun: what the caller's kopt_step holds. */
 typedef struct kopt_begun_ {
@@ -1838,7 +1852,7 @@ typedef struct kopt_job_ {
     const kopt_state_arrays *arrays; /* of the caller, or NULL */
     kopt_counts *counts;             /* may be NULL */
     kopt_format weight_format, grad_format, copy_format;
-    size_t begin, end, scale; /* scale: bytes from the codes of an 8-bit moment to its scales in a block */
+    size_t begin, end, scale; /* scale: bytes from the codes of an 8-bit moment to its scales in a state block */
     uint64_t first;           /* global index of element 0 */
     uint32_t id, stream;      /* of the random bits */
     float rate, weight_decay, l2;
@@ -1896,7 +1910,7 @@ KOPT_ALWAYS_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
     return moment == 1 || (moment == 2 && rule == KOPT_RULE_ADAM);
 }
 
-/* Has each block of 256 values in this format a scale? */
+/* Has each block of values in this format a scale? */
 KOPT_ALWAYS_INLINE_ int kopt_has_scales_(kopt_format format) { return format == KOPT_Q8; }
 
 /* Do means of squares in this format hold their roots? */
@@ -2306,7 +2320,7 @@ enum { KOPT_DIRECTION_STAGE_ = 1, KOPT_COMMIT_STAGE_ = 2, KOPT_FINAL_STAGE_ = 4,
 #ifndef KOPT_NT_THRESHOLD_
 #define KOPT_NT_THRESHOLD_ (((size_t)1) << 25) /* conversions to this many bytes use non-temporal stores */
 #endif
-#define KOPT_TILE_ 256 /* elements of a tile, and of a block of 8-bit moments */
+#define KOPT_TILE_ 256 /* elements of a tile: whole blocks of 8-bit moments */
 
 /* The kind of a step. Functions overwrite fields with constants, so that the compiler drops the code for others. */
 typedef struct kopt_kind_ {
@@ -2438,11 +2452,20 @@ typedef struct kopt_tile_ {
     kopt_job_ job; /* of elements 0 to job.end - 1 */
     kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *arrays_end;
     kopt_kind_ kind;
-    int is_loaded, prefetches;
-    size_t apart; /* 0, or the elements of a pair: its even elements stand before the odd ones */
+    int is_loaded, prefetches, finds_scales;
+    kopt_byte_ *scale[4]; /* if finds_scales: of the 8-bit moments, whose buffers job.moment has; else NULL */
+    size_t apart;         /* 0, or the elements of a pair: its even elements stand before the odd ones */
     void (*direction)(struct kopt_tile_ *), (*commit)(struct kopt_tile_ *);
-    uint32_t largest[4]; /* the largest magnitudes of 8-bit moments after the step, as fp32 bits */
 } kopt_tile_;
+
+/* Limits the n values of one block. */
+static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_saturate_(float *x, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        const uint32_t u = kopt_as_u32_(x[i]), mag = u & 0x7FFFFFFFu;
+        if (mag > KOPT_LARGEST_Q8_) x[i] = kopt_as_f32_(KOPT_LARGEST_Q8_ | (u ^ mag));
+    }
+}
 
 /* What the loop over tiles calls of an instruction set. */
 typedef void kopt_stage_(kopt_tile_ *);
@@ -2451,8 +2474,9 @@ typedef struct kopt_stages_ {
     int even_odd; /* with bf16 weights, x, w and compensation have the even elements of each pair first */
     void (*fill_random)(kopt_random_tile_ *, const kopt_philox_key_ *, uint64_t, size_t, int, int);
     void (*decode)(float *, const kopt_byte_ *, const kopt_byte_ *, int, size_t);
-    void (*encode)(kopt_byte_ *, kopt_byte_ *, const float *, uint32_t, int, int, kopt_rounding,
-                   const kopt_random_tile_ *, size_t);
+    void (*find_scales)(kopt_byte_ *, float *, int, size_t);
+    void (*encode)(kopt_byte_ *, const kopt_byte_ *, float *, int, int, kopt_rounding, const kopt_random_tile_ *,
+                   size_t);
     void (*load_weights)(kopt_tile_ *);
     int (*find)(const kopt_kind_ *, kopt_stage_ **, kopt_stage_ **);
     void (*update)(kopt_tile_ *);
@@ -2929,20 +2953,18 @@ typedef struct kopt_layout_ {
     size_t residual, first, second, slow, total; /* first: of the first moment, and each that has its format */
 } kopt_layout_;
 
-#define KOPT_BLOCK_ ((size_t)256) /* elements that share a scale */
-
 /* A state block has fewer than 32 bytes per element: all sizes in bytes are below SIZE_MAX. */
 #define KOPT_LARGEST_N_ ((~(size_t)0 - 256) / 32)
 
-/* The number of blocks of 256 elements; the last one may be shorter. */
-static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n) { return n / KOPT_BLOCK_ + (n % KOPT_BLOCK_ != 0); }
+/* The number of blocks of `size` elements; the last one may be shorter. */
+static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n, size_t size) { return n / size + (n % size != 0); }
 KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }    /* in a checkpoint  */
 KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
 
 /* Bytes of a moment in a state block. */
 KOPT_SMALL_FN_ size_t kopt_bytes_of_moment_(kopt_format format, size_t n) {
     return kopt_round_up16_(n * kopt_bytes_of_(format)) +
-           (kopt_has_scales_(format) ? kopt_round_up16_(4 * kopt_blocks_(n)) : 0);
+           (kopt_has_scales_(format) ? kopt_round_up16_(kopt_blocks_(n, KOPT_BLOCK_)) : 0);
 }
 
 /* The layout under a step, of which only the options count. n is at most KOPT_LARGEST_N_. */
@@ -3047,15 +3069,18 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const 
     *moments = (kopt_byte_)byte9;
 }
 
-/* Byte 8 of the header. KOPT_Q8 is written as 4. */
+/* Byte 8 of the header. KOPT_Q8 is written as 5; up to version 0.9, whose codes were others, it was 4. */
 static KOPT_FORCE_INLINE_ kopt_byte_ kopt_format_byte_(kopt_format format) {
-    return (kopt_byte_)(format == KOPT_Q8 ? 4 : (int)format);
+    return (kopt_byte_)(format == KOPT_Q8 ? 5 : (int)format);
 }
 
 /* Byte 11 of the header. */
 static KOPT_FORCE_INLINE_ kopt_byte_ kopt_second_byte_(kopt_format first, kopt_format second, int moment_count) {
     return (kopt_byte_)(moment_count < 2 || first == second ? 0 : 1 + (int)kopt_format_byte_(second));
 }
+
+/* Has a state block or checkpoint, whose header is at h, 8-bit moments of version 0.9 or before? */
+static int kopt_has_old_codes_(const kopt_byte_ *h) { return h[8] == 4 || h[11] == 1 + 4; }
 
 /* Writes 64 bytes at h: the header of a state block of this optimizer for a tensor with this format of weights, id, n
    and first_index. */
@@ -3125,6 +3150,8 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_block_(const kopt_tensor *t, co
     MUST_(t->state_size >= KOPT_HEADER_, SIZE, "state_size: less than kopt_state_size()");
     MUST_(kopt_load_le32_(h) == KOPT_MAGIC_ && h[4] == KOPT_BLOCK_VERSION_ && h[10] == 0, STATE,
           "state: not initialized by kopt_state_init() or kopt_load()");
+    MUST_(!kopt_has_old_codes_(h), STATE,
+          "state: it has 8-bit moments of version 0.9 or before, whose codes were others");
     MUST_(h[5] == (kopt_byte_)l->rule && h[9] == (kopt_byte_)l->moment_count, MISMATCH,
           "state: it was made under another rule or with another number of moments (momentum, amsgrad)");
     MUST_(h[6] == (kopt_byte_)l->weight_format, MISMATCH, "weight_format: another one than when the state was made");
@@ -4579,52 +4606,59 @@ HOT_FN_ void K_(fill_random_tile)(kopt_random_tile_ *r, const kopt_philox_key_ *
 
 FN_ vu32_ K_(abs_u32)(vf32_ x) { return and_(as_u32_(x), isplat_(0x7FFFFFFFu)); }
 
-/* What multiplies a number before it is encoded: 2^24 / scale for a root (far from subnormals), 2 / scale otherwise. */
+/* What multiplies a number before it is encoded: 2^24 / scale for a root (far from subnormals), 2 / scale otherwise.
+   scale: its fp32 word. */
 FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
-    return square ? div_(splat_(16777216.0f), as_f32_(isplat_(scale))) : as_f32_(isplat_(0x7F800000u - scale));
+    return as_f32_(isplat_((square ? 0x8B000000u : 0x7F800000u) - scale));
 }
 
-/* The place of a number among the codes, in the upper half. y: the number times inverse_scale_q8(). r: 16 random bits,
-   or 2^15 to round to nearest. The place of a number that is no root is its code, with the sign in bit 31. */
-FN_ vu32_ K_(place_q8)(vf32_ y, int square, vu32_ r) {
+/* The place of a number among the codes, in the upper half. y: the number times inverse_scale_q8(), below 4; or, if it is
+   no root, that times 2^power. r: 16 random bits, or 2^15 to round to nearest. The low byte of the place of a number that
+   is no root is its code. */
+FN_ vu32_ K_(place_q8)(vf32_ y, int square, int power, vu32_ r) {
     const vu32_ u = as_u32_(y);
-    vf32_ mag;
+    vu32_ mag;
+    vf32_ c;
     if (square) { /* 8 codes per binade, but 32 in each of the upper four. The place of 0 is 0, of any other above 95 */
         const vu32_ low = shr_(iadd_(u, isplat_(8)), 4);
         const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0u - 0x0DC80000u));
         return iadd_(imax_(low, high), r);
     }
-    mag = as_f32_(and_(u, isplat_(0x7FFFFFFFu)));
-    mag = K_(max)(mag, mul_(add_(mag, splat_(2.44140625e-04f)), splat_(0.5f))); /* gradual underflow below 2^-12 */
-    return or_(iadd_(shr_(iadd_(as_u32_(mag), isplat_(8 - 0x39000000u)), 4), r), and_(u, isplat_(0x80000000u)));
-}
-
-/* The code in the upper half. Of a root: KOPT_ROOT_PLACE_ less than its place, but at least 1; 0 if the place is 0. */
-FN_ vu32_ K_(encode_q8)(vf32_ y, int square, vu32_ r) {
-    const vu32_ place = K_(place_q8)(y, square, r);
-    if (!square) return place;
-    return imax_(isub_(place, isplat_(KOPT_ROOT_PLACE_ << 16)), as_u32_(min_(as_f32_(place), as_f32_(isplat_(65536)))));
+    /* 16 codes in each of the upper four binades, then 8, 4, 2, 1: the word, shifted right by 2, as a float. 2^-20 apart
+       below that. c: 2^16 times the place; adding 2^23 makes it an integer, in the low bits */
+    mag = and_(u, isplat_(0x7FFFFFFFu));
+    c = min_(as_f32_(iadd_(shr_(iadd_(mag, isplat_(2)), 2), isplat_(0x3AE00000u - ((uint32_t)power << 21)))),
+             mul_(as_f32_(mag), as_f32_(isplat_((uint32_t)(127 + 36 - power) << 23))));
+    return or_(iadd_(as_u32_(add_(c, splat_(8388608.0f))), r), and_(shr_(u, 8), isplat_(0x00800000u)));
 }
 
 #ifdef ONE_LANE_
-/* The code as a byte of memory, with the sign in bit 7. */
+/* The code as a byte of memory. That of a root is KOPT_ROOT_PLACE_ less than its place, but at least 1; 0 if the place
+   is 0. A number above KOPT_LARGEST_Q8_ gets the largest code. */
 FN_ vu32_ K_(encode_q8_scalar)(vf32_ y, int square, vu32_ r) {
-    const vu32_ u = K_(encode_q8)(y, square, r);
-    return square ? u >> 16 : (u >> 16 & 0x7Fu) | (u >> 24 & 0x80u);
+    const vu32_ u = as_u32_(y), mag = u & 0x7FFFFFFFu;
+    uint32_t place;
+    if (!square)
+        return K_(place_q8)(as_f32_((mag < 0x40780000u ? mag : 0x40780000u) | (u ^ mag)), 0, 0, r) >> 16 & 0xFFu;
+    place = K_(place_q8)(y, 1, 0, r) >> 16;
+    return place == 0 ? 0 : place > KOPT_ROOT_PLACE_ ? place - KOPT_ROOT_PLACE_ : 1;
 }
 #endif
 
-/* Decodes a sign-extended byte. The result times the scale is the number, or the root. */
-FN_ vf32_ K_(decode_q8)(vu32_ code, int square) {
+/* Decodes a sign-extended byte. The result times the scale is the number, or the root; if it is no root, the result is
+   already multiplied by 2^power. */
+FN_ vf32_ K_(decode_q8)(vu32_ code, int square, int power) {
+    const vu32_ bias = isplat_(0x33000000u - ((uint32_t)power << 21));
     vu32_ u;
-    vf32_ y;
+    vf32_ c, y;
     if (square) {
         u = and_(shl_(code, 20), isplat_(0x0FF00000u));
         y = min_(as_f32_(iadd_(u, isplat_(0x35900000u))), as_f32_(iadd_(shr_(u, 2), isplat_(0x3B840000u))));
         return as_f32_(select_or_zero_(igt_(u, isplat_(0)), as_u32_(y)));
     }
-    y = as_f32_(iadd_(and_(shl_(code, 20), isplat_(0x07F00000u)), isplat_(0x38800000u)));
-    y = min_(y, sub_(add_(y, y), splat_(1.220703125e-04f)));
+    c = convert_f32_(and_(code, isplat_(0x7Fu)));
+    y = as_f32_(shl_(isub_(as_u32_(K_(max)(c, as_f32_(bias))), bias), 2));
+    y = K_(max)(y, mul_(c, as_f32_(isplat_((uint32_t)(127 - 21 + power) << 23))));
     return as_f32_(or_(as_u32_(y), and_(code, isplat_(0x80000000u))));
 }
 
@@ -5853,10 +5887,10 @@ FN_ int K_(commit_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, 
     return 1;
 }
 
-/* Stores the moments of a pair; returns 0, with nothing stored, if it needs the scalar code. largest[m]: raised to the
-   magnitudes of moment m, if it is buffered. */
+/* Stores the moments of a pair; returns 0, with nothing stored, if it needs the scalar code. The fp32 buffers of
+   8-bit moments get unflushed values. */
 FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constants_ *c, size_t i, const half_pair_ *a,
-                              const half_pair_ *b, int order, vu32_ *largest) {
+                              const half_pair_ *b, int order) {
     const int bf16 = kind.first == KOPT_BF16 || kind.second == KOPT_BF16;
     const int fp16 = kind.first == KOPT_FP16 || kind.second == KOPT_FP16;
     vu32_ joint[4], largest16 = isplat_(0);
@@ -5875,14 +5909,13 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
     if (fp16 && any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit))) return 0;
     EACH_MOMENT_ {
         const kopt_format format = kopt_moment_format_(kind, m);
-        const int rooted = kopt_stores_root_(kind, m), q8 = largest != NULL && kopt_has_scales_(format), at = m;
+        const int rooted = kopt_stores_root_(kind, m), q8 = kopt_has_scales_(format);
         const vf32_ x = rooted ? a->moments.root[m] : a->moments.x[m];
         const vf32_ y = rooted ? b->moments.root[m] : b->moments.x[m];
         if (kopt_unbuffered_(format) != KOPT_F32) {
             store32_(j->moment[m] + 2 * i, joint[m]);
             continue;
         }
-        if (q8) largest[at] = imax_(largest[at], imax_(K_(abs_u32)(x), K_(abs_u32)(y)));
         store32_(j->moment[m] + 4 * i, q8 ? as_u32_(x) : K_(flush_f32)(x));
         store32_(j->moment[m] + 4 * (i + LANES_), q8 ? as_u32_(y) : K_(flush_f32)(y));
     }
@@ -5890,11 +5923,11 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
 }
 
 /* The first stage of a pair: updates the moments. *x: the direction. w_buffer, compensation_buffer: the weights in
-   fp32, if the rule reads them; NULL: they are loaded from memory. largest: see store_moment_pair. Returns 0, with
-   nothing stored, if the pair needs the scalar code. */
+   fp32, if the rule reads them; NULL: they are loaded from memory. Returns 0, with nothing stored, if the pair
+   needs the scalar code. */
 FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                            const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int order,
-                           pair_ *x, vu32_ *largest) {
+                           pair_ *x) {
     const pair_ g = K_(load_pair)(j->grad, i, kind.grad, order, c);
     pair_ w = g, compensation = g;
     half_pair_ a, b;
@@ -5922,116 +5955,160 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
         (kind.moment_count > 1 && kopt_unbuffered_(kind.second) != kind.weight)) {
         if (any_true_(K_(unordered)(x->a, x->b))) return 0;
     }
-    return kind.moment_count == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, order, largest);
+    return kind.moment_count == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, order);
 }
 
 /* ---- 8-bit moments in fp32 buffers ---- */
 
 /* docs/numerics.md, section 6b. square: the moment is a mean of squares, and codes and buffer hold its root. */
 
-/* decode_q8 for a pair. Nothing is rounded, so the operations may differ from those of decode_q8. */
-FN_ pair_ K_(decode_pair)(const kopt_byte_ *code, int square) {
+/* decode_q8 for a pair, times 2^power. Nothing is rounded, so the operations may differ from those of decode_q8. */
+FN_ pair_ K_(decode_pair)(const kopt_byte_ *code, int square, int power) {
     pair_ x;
     if (square) { /* the upper halves of decode_q8 */
-        const vu32_ codes = K_(load8_to16)(code);
-        const vu32_ low = iadd_(shl_(codes, 4), isplat_(0x35903590u));
-        const vu32_ high = iadd_(shl_(codes, 2), isplat_(0x3B843B84u));
-        const vu32_ minus_codes = K_(mul16)(codes, isplat_(0xFFFFFFFFu)); /* has bit 12, as the roots have, if not 0 */
+        const vu32_ codes = K_(load8_to16)(code), both = isplat_((uint32_t)power * 0x00800080u);
+        const vu32_ low = iadd_(shl_(codes, 4), iadd_(isplat_(0x35903590u), both));
+        const vu32_ high = iadd_(shl_(codes, 2), iadd_(isplat_(0x3B843B84u), both));
+        const vu32_ minus_codes = K_(mul16)(codes, isplat_(0xFFFFFFFFu)); /* bits 8 to 15 are set, if it is not 0 */
         const vu32_ roots = flush16_(K_(min16)(low, high), minus_codes);
         x.a = K_(bf16_low)(roots);
         x.b = K_(bf16_high)(roots);
     } else {
-#ifdef FP16_ /* E4M3 with gradual underflow: as fp16, all are half as large */
-        const vu32_ sign_and_mag = shl_(K_(load8_to16)(code), 7);
-        const vu32_ halves = iadd_(sign_and_mag, and_(sign_and_mag, isplat_(0x40004000u)));
-        x.a = add_(K_(fp16_low)(halves), K_(fp16_low)(halves));
-        x.b = add_(K_(fp16_high)(halves), K_(fp16_high)(halves));
-#else
-        x.a = K_(decode_q8)(load8_(code), 0);
-        x.b = K_(decode_q8)(load8_(code + LANES_), 0);
-#endif
+        x.a = K_(decode_q8)(load8_(code), 0, power);
+        x.b = K_(decode_q8)(load8_(code + LANES_), 0, power);
     }
     return x;
 }
 
-FN_ void K_(decode_elements)(float *buffer, const kopt_byte_ *code, vf32_ scale, int square, size_t n) {
-    kopt_byte_ part[PAIR_];
+/* Multiplies n elements of a buffer, and those behind them up to the end of a pair. */
+NOINLINE_FN_ void K_(multiply)(float *x, vf32_ factor, size_t n) {
     size_t i;
-    for (i = 0; i < n; i += PAIR_) {
-        pair_ x;
-        if (n - i < PAIR_) code = kopt_copy_padded_(part, sizeof part, code, n - i);
-        x = K_(decode_pair)(code, square);
-        K_(store_f32)(buffer + i, mul_(x.a, scale));
-        K_(store_f32)(buffer + i + LANES_, mul_(x.b, scale));
-        code += PAIR_;
+    for (i = 0; i < n; i += LANES_) K_(store_f32)(x + i, mul_(K_(load_f32)(x + i), factor));
+}
+
+FN_ void K_(decode_blocks)(float *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int square, size_t n) {
+    kopt_byte_ part[KOPT_BLOCK_];
+    size_t i, k;
+    for (i = 0; i < n; i += KOPT_BLOCK_) {
+        const uint32_t exponent = scale[i / KOPT_BLOCK_];
+        const int folds = kopt_scale_folds_(exponent), power = folds ? (int)exponent - 127 : 0;
+        const kopt_byte_ *const from =
+            n - i < KOPT_BLOCK_ ? kopt_copy_padded_(part, sizeof part, code + i, n - i) : code + i;
+        for (k = 0; k < KOPT_BLOCK_; k += PAIR_) {
+            const pair_ x = K_(decode_pair)(from + k, square, power);
+            K_(store_f32)(buffer + i + k, x.a);
+            K_(store_f32)(buffer + i + k + LANES_, x.b);
+        }
+        if (!folds) K_(multiply)(buffer + i, as_f32_(isplat_(kopt_scale_q8_(exponent))), KOPT_BLOCK_);
     }
 }
 
-/* Decodes n codes of one block into an fp32 buffer. Writes whole pairs: the buffer needs room for them. */
-NOINLINE_FN_ void K_(decode_block)(float *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int square,
-                                   size_t n) {
-    const vf32_ factor = as_f32_(isplat_(kopt_load32_(scale)));
+/* Decodes n codes, from the first one of a block on, into an fp32 buffer, which needs room for whole blocks. */
+NOINLINE_FN_ void K_(decode_tile)(float *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int square,
+                                  size_t n) {
     if (square)
-        K_(decode_elements)(buffer, code, factor, 1, n);
+        K_(decode_blocks)(buffer, code, scale, 1, n);
     else
-        K_(decode_elements)(buffer, code, factor, 0, n);
+        K_(decode_blocks)(buffer, code, scale, 0, n);
 }
 
-/* number: the 16-bit random numbers of the pair, two to a word, in the order of memory. */
-FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int square, vu32_ number,
+/* number: the 16-bit random numbers of the pair, two to a word, in the order of memory. inverse: of roots only. */
+FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int square, int power, vu32_ number,
                          const constants_ *c) {
-    const vu32_ a = K_(place_q8)(mul_(K_(load_f32)(x), inverse), square, K_(random_half)(number, 0, 0, c));
-    const vu32_ b = K_(place_q8)(mul_(K_(load_f32)(x + LANES_), inverse), square, K_(random_half)(number, 1, 0, c));
-    const vu32_ places = pack_high16_(a, b);
-    if (square) /* as in encode_q8 */
-        store8_from16_(code, K_(max16)(add16_(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
-                                       K_(min16)(places, isplat_(0x00010001u))));
-    else /* the sign is in bit 15: the shift brings it to bit 7, and only the low bytes are stored */
-        store8_from16_(code, or_(places, shr_(places, 8)));
+    vf32_ x0 = K_(load_f32)(x), x1 = K_(load_f32)(x + LANES_);
+    vu32_ a, b, places;
+    if (square) x0 = mul_(x0, inverse), x1 = mul_(x1, inverse);
+    a = K_(place_q8)(x0, square, power, K_(random_half)(number, 0, 0, c));
+    b = K_(place_q8)(x1, square, power, K_(random_half)(number, 1, 0, c));
+    places = pack_high16_(a, b);
+    if (square) /* as in encode_q8_scalar */
+        places = K_(max16)(add16_(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
+                           K_(min16)(places, isplat_(0x00010001u)));
+    store8_from16_(code, places);
 }
 
-/* r: the random numbers of the tile; NULL: round to nearest. */
-FN_ void K_(encode_elements)(kopt_byte_ *code, const float *buffer, vf32_ inverse, int square, int moment,
-                             const kopt_random_tile_ *r, size_t n) {
+/* The largest magnitudes of elements [begin, end) of a buffer, as fp32 bits: in each lane some of them. */
+FN_ vu32_ K_(largest)(const float *x, size_t begin, size_t end) {
+    vu32_ largest = isplat_(0);
+    for (; begin < end; begin += LANES_) largest = imax_(largest, K_(abs_u32)(K_(load_f32)(x + begin)));
+    return largest;
+}
+
+/* The scales of n elements of a buffer, from the first one of a block on. Limits elements to what has a code. */
+NOINLINE_FN_ void K_(find_scales)(kopt_byte_ *scale, float *buffer, int square, size_t n) {
+    uint32_t lane[LANES_];
+    vu32_ a, b, c, d;
+    size_t i, k;
+    for (i = n; i % PAIR_ != 0; i++) buffer[i] = 0; /* vectors read them */
+    a = K_(largest)(buffer, 0, n < 64 ? n : 64);
+    b = K_(largest)(buffer, 64, n < 128 ? n : 128);
+    c = K_(largest)(buffer, 128, n < 192 ? n : 192);
+    d = K_(largest)(buffer, 192, n);
+    a = imax_(K_(interleave_low)(a, c), K_(interleave_high)(a, c)); /* a c a c */
+    b = imax_(K_(interleave_low)(b, d), K_(interleave_high)(b, d)); /* b d b d */
+    a = imax_(K_(interleave_low)(a, b), K_(interleave_high)(a, b)); /* a b c d */
+    store32_((kopt_byte_ *)lane, a);
+    for (k = 0; k * KOPT_BLOCK_ < n; k++) {
+        uint32_t largest = lane[k];
+        for (i = k + 4; i < LANES_; i += 4) largest = lane[i] > largest ? lane[i] : largest;
+        scale[k] = (kopt_byte_)kopt_exponent_q8_(largest, square);
+        if (scale[k] == 254)
+            kopt_saturate_(buffer + k * KOPT_BLOCK_, n - k * KOPT_BLOCK_ < KOPT_BLOCK_ ? n % KOPT_BLOCK_ : KOPT_BLOCK_);
+    }
+}
+
+/* Encodes n elements of one block. number, stride: their random numbers; NULL: round to nearest. */
+FN_ void K_(encode_elements)(kopt_byte_ *code, const float *x, vf32_ inverse, int square, int power,
+                             const kopt_byte_ *number, const kopt_byte_ *stride, vu32_ store_number,
+                             const constants_ *c, size_t n) {
+    const vu32_ half = isplat_(0x80008000u);
+    size_t k;
+    for (k = 0; k < n; k += PAIR_) {
+        const vu32_ numbers =
+            number == NULL ? half : add16_(load32_(number + 2 * k), K_(mul16)(load32_(stride + 2 * k), store_number));
+        K_(encode_pair)(code + k, x + k, inverse, square, power, numbers, c);
+    }
+}
+
+/* number, stride: the random numbers of the tile. */
+FN_ void K_(encode_blocks)(kopt_byte_ *code, const kopt_byte_ *scale, float *buffer, int square, int moment,
+                           const kopt_byte_ *number, const kopt_byte_ *stride, size_t n) {
     const constants_ c = K_(make_constants)();
     const vu32_ store_number = isplat_hoisted_(((uint32_t)moment + 1) * 0x00010001u);
-    const vu32_ half = isplat_hoisted_(0x80008000u);
-    const kopt_byte_ *const base = r == NULL ? NULL : r->number, *const stride = r == NULL ? NULL : r->stride;
-    kopt_byte_ part[PAIR_];
+    kopt_byte_ part[KOPT_BLOCK_];
     size_t i;
-    for (i = 0; i < n; i += PAIR_) {
-        const vu32_ number =
-            r == NULL ? half : add16_(load32_(base + 2 * i), K_(mul16)(load32_(stride + 2 * i), store_number));
-        K_(encode_pair)(n - i < PAIR_ ? part : code + i, buffer, inverse, square, number, &c);
-        buffer += PAIR_;
+    for (i = 0; i < n; i += KOPT_BLOCK_) {
+        const uint32_t exponent = scale[i / KOPT_BLOCK_], scale_bits = kopt_scale_q8_(exponent);
+        const vf32_ inverse = K_(inverse_scale_q8)(scale_bits, square);
+        const int folds = kopt_scale_folds_(exponent), power = folds ? (int)exponent - 128 : 0;
+        const size_t left = n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_;
+        const kopt_byte_ *const own = number == NULL ? NULL : number + 2 * i;
+        if (kopt_codes_are_zero_(scale_bits)) {
+            memset(code + i, 0, left);
+            continue;
+        }
+        if (!square && !folds) K_(multiply)(buffer + i, inverse, left);
+        if (left == KOPT_BLOCK_) {
+            K_(encode_elements)(code + i, buffer + i, inverse, square, power, own, stride + 2 * i, store_number, &c,
+                                KOPT_BLOCK_);
+        } else {
+            K_(encode_elements)(part, buffer + i, inverse, square, power, own, stride + 2 * i, store_number, &c, left);
+            memcpy(code + i, part, left);
+        }
     }
-    if (n % PAIR_ != 0) memcpy(code + n / PAIR_ * PAIR_, part, n % PAIR_);
 }
 
-/* Encodes n elements of one block and stores its scale. largest: their largest magnitude, as fp32 bits. */
-NOINLINE_FN_ void K_(encode_block)(kopt_byte_ *code, kopt_byte_ *scale, const float *buffer, uint32_t largest,
-                                   int square, int moment, kopt_rounding rounding, const kopt_random_tile_ *r,
-                                   size_t n) {
-    const uint32_t scale_bits = kopt_scale_q8_(largest, square);
-    if (rounding == KOPT_NEAREST) r = NULL;
-    kopt_store32_(scale, scale_bits);
-    if (kopt_codes_are_zero_(scale_bits))
-        memset(code, 0, n);
-    else if (square)
-        K_(encode_elements)(code, buffer, K_(inverse_scale_q8)(scale_bits, 1), 1, moment, r, n);
+/* Encodes n elements of a buffer, whose scales find_scales found. Changes the buffer. */
+NOINLINE_FN_ void K_(encode_tile)(kopt_byte_ *code, const kopt_byte_ *scale, float *buffer, int square, int moment,
+                                  kopt_rounding rounding, const kopt_random_tile_ *r, size_t n) {
+    const kopt_byte_ *const number = rounding == KOPT_NEAREST ? NULL : r->number;
+    if (square)
+        K_(encode_blocks)(code, scale, buffer, 1, moment, number, r->stride, n);
     else
-        K_(encode_elements)(code, buffer, K_(inverse_scale_q8)(scale_bits, 0), 0, moment, r, n);
+        K_(encode_blocks)(code, scale, buffer, 0, moment, number, r->stride, n);
 }
 
 /* ---- stages of a tile ---- */
-
-FN_ uint32_t K_(reduce_max)(vu32_ a) {
-    uint32_t lane[LANES_], largest = 0;
-    size_t i;
-    store32_((kopt_byte_ *)lane, a);
-    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
-    return largest;
-}
 
 /* First stage: computes x, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
@@ -6042,11 +6119,8 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     const size_t n = t->job.end;
     /* AVX-512 alone prefetches: elsewhere the test costs SGD a tenth, and there is nothing to gain */
     const int prefetches = LANES_ == 16 && t->prefetches && kind.first == KOPT_F32 && kind.second == KOPT_F32;
-    const int buffered = kopt_has_scales_(kind.first) || kopt_has_scales_(kind.second);
-    vu32_ largest[4];
     size_t i;
     int m;
-    for (i = 0; buffered && i < 4; i++) largest[i] = isplat_(0);
     for (i = 0; i < n; i += PAIR_) {
         random_pair_ r;
         pair_ x;
@@ -6056,16 +6130,11 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
             K_(prefetch_pair)(a.grad, i, kopt_bytes_of_(kind.grad));
             EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i, 4);
         }
-        if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x, largest)) {
+        if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x)) {
             kopt_direction_in_scalar_(t, i, PAIR_);
             continue;
         }
         K_(store_f32_pair)(t->x + i, K_(reorder)(x, order, ORDER_(kind.weight)));
-    }
-    for (i = 0; buffered && i < (size_t)kind.moment_count; i++) {
-        /* reduced here and not where it is used, so that the reduction overlaps with the next stage */
-        const uint32_t magnitude = K_(reduce_max)(largest[i]);
-        if (magnitude > t->largest[i]) t->largest[i] = magnitude;
     }
 }
 
@@ -6235,8 +6304,9 @@ static void K_(convert)(const kopt_conversion_ *c);
 static const kopt_stages_ K_(stages) = {PAIR_,
                                         ORDER_(KOPT_BF16) != 0,
                                         K_(fill_random_tile),
-                                        K_(decode_block),
-                                        K_(encode_block),
+                                        K_(decode_tile),
+                                        K_(find_scales),
+                                        K_(encode_tile),
                                         K_(load_weight_tile),
                                         K_(find_stages),
                                         K_(update_tile),
@@ -6309,7 +6379,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
                 r.stride = load32_(stride + 2 * (q - i));
                 store32_(number + 2 * (q - i), add16_(r.number, K_(mul16)(r.stride, next_group)));
             }
-            if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, order, &x, NULL)) {
+            if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, order, &x)) {
                 float buffer[PAIR_];
                 kopt_step_elements_scalar_(whole, q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(buffer),
                                            order != 0 ? PAIR_ : 0);
@@ -6598,6 +6668,14 @@ FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     if (format == KOPT_FP16) return K_(abs_u32)(widen_fp16_(load16_(p + 2 * LANES_ * i)));
     p += 4 * LANES_ * (i / 2);
     return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), isplat_(0x7FFF0000u));
+}
+
+FN_ uint32_t K_(reduce_max)(vu32_ a) {
+    uint32_t lane[LANES_], largest = 0;
+    size_t i;
+    store32_((kopt_byte_ *)lane, a);
+    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
+    return largest;
 }
 
 /* The exponent field (of fp32) of the largest magnitude in the first `groups` groups. */
@@ -6914,10 +6992,10 @@ static const kopt_kernels_ kopt_table_[KOPT_ISAS_] = {
 
 static void kopt_step_job_(const kopt_job_ *job) { (KOPT_KERNEL_(step))(job); }
 
-/* Bytes of n values, and the offset of value n (KOPT_Q8, KOPT_Q1: of a multiple of 256). */
+/* Bytes of n values, and the offset of value n (KOPT_Q8, KOPT_Q1: of the first of a block). */
 static KOPT_HOST_DEVICE_ size_t kopt_code_bytes_(kopt_format code, size_t n) {
-    if (code == KOPT_Q1) return n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n);
-    return n * kopt_bytes_of_(code) + (code == KOPT_Q8 ? 4 * kopt_blocks_(n) : 0);
+    if (code == KOPT_Q1) return n / 8 + (n % 8 != 0) + 4 * kopt_blocks_(n, KOPT_SIGNS_);
+    return n * kopt_bytes_of_(code) + (code == KOPT_Q8 ? kopt_blocks_(n, KOPT_BLOCK_) : 0);
 }
 
 KOPT_API_ size_t kopt_format_size(kopt_format format, size_t n) {
@@ -6933,8 +7011,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "a number is out of range or NaN: kopt_explain() names the hyper-parameter or the product",
         "the range of elements is not inside the tensor, or the tensor is too large",
         "a state block (kopt_state_size() says its bytes) or a buffer is too small, or a checkpoint was cut off",
-        "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version, or contradicting "
-        "itself",
+        "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version (8-bit moments of "
+        "0.9 and before cannot be read), or contradicting itself",
         "the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard (kopt_inspect() and "
         "kopt_inspect_tensor() show which), or the loss scale to other optimizers (kopt_scaler_begin() takes several)",
         "the state block or checkpoint is damaged: its checksum is wrong",
@@ -7066,14 +7144,8 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
 static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
     size_t q;
-    int m;
     for (q = 0; q < pair; q++) t->x[i + q] = 1; /* the values behind the end of a tail */
     kopt_step_elements_scalar_(&t->job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
-    for (m = 0; m < t->kind.moment_count; m++)
-        for (q = i; q < i + n && kopt_has_scales_(kopt_moment_format_(t->kind, m)); q++) {
-            const uint32_t magnitude = kopt_load32_(t->job.moment[m] + 4 * q) & 0x7FFFFFFFu;
-            if (magnitude > t->largest[m]) t->largest[m] = magnitude;
-        }
 }
 
 static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
@@ -7128,6 +7200,13 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
     }
 }
 
+static void kopt_find_scales_(const kopt_stages_ *stages, const kopt_tile_ *t, size_t n) {
+    int m;
+    for (m = 0; m < t->kind.moment_count; m++)
+        if (t->scale[m] != NULL)
+            (stages->find_scales)(t->scale[m], (float *)(void *)t->job.moment[m], kopt_is_square_(t->kind.rule, m), n);
+}
+
 static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
     const kopt_begun_ *const s = j->step;
@@ -7135,6 +7214,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     t->is_loaded = general || t->kind.rule == KOPT_RULE_EMA || kopt_as_u32_(j->l2) << 1 != 0;
     if (t->is_loaded) (stages->load_weights)(t);
     t->direction(t);
+    if (t->finds_scales) kopt_find_scales_(stages, t, j->end); /* here, so that they overlap with the next stage */
     if (general)
         kopt_commit_updates_(stages, t);
     else if (!moments_only)
@@ -7172,8 +7252,8 @@ static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
 }
 
 /* Steps elements [begin, end), tile by tile. buffer: room for a tile of each moment, for those of 8 bits; NULL if there
-   is none. With 8-bit moments a tile is a block, whose scale needs all of its elements (begin is the first of a block).
-   Otherwise a tile ends where the global index is a multiple of its size, as groups of random numbers do. */
+   is none. With 8-bit moments a tile is whole blocks, whose scales need all of their elements (begin is the first of a
+   block). Otherwise a tile ends where the global index is a multiple of its size, as groups of random numbers do. */
 static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const kopt_job_ *whole, size_t begin,
                                             size_t end, float *buffer) {
     const kopt_begun_ *s = whole->step;
@@ -7210,33 +7290,37 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
         drawn = 1;
         for (m = 0; buffered && m < kind.moment_count; m++) {
             float *const moment = buffer + (size_t)m * KOPT_TILE_;
-            t.largest[m] = 0;
+            t.scale[m] = NULL;
             if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
+            t.scale[m] = kopt_scale_of_(whole, m) + i / KOPT_BLOCK_;
             t.job.moment[m] = KOPT_BYTES_(moment);
-            (stages->decode)(moment, whole->moment[m] + i, kopt_scale_of_(whole, m) + i / KOPT_TILE_ * 4,
-                             kopt_is_square_(kind.rule, m), n);
+            (stages->decode)(moment, whole->moment[m] + i, t.scale[m], kopt_is_square_(kind.rule, m), n);
         }
         if (whole_pairs > 0) {
             t.job.end = whole_pairs;
+            t.finds_scales = buffered;
             kopt_step_tile_(stages, &t);
             kopt_advance_tile_(&t, whole_pairs);
         }
         if (whole_pairs < n) {
             t.job.end = n - whole_pairs;
+            t.finds_scales = 0;
             t.random.number += 2 * whole_pairs;
             t.random.stride += 2 * whole_pairs;
-            for (m = 0; m < kind.moment_count; m++)
-                if (kopt_has_scales_(kopt_moment_format_(kind, m))) t.job.moment[m] += 4 * whole_pairs;
+            for (m = 0; buffered && m < kind.moment_count; m++)
+                if (t.scale[m] != NULL) t.job.moment[m] += 4 * whole_pairs;
             kopt_step_tail_(stages, &t);
             kopt_advance_tile_(&t, n - whole_pairs);
             t.random.number -= 2 * whole_pairs;
             t.random.stride -= 2 * whole_pairs;
+            for (m = 0; buffered && m < kind.moment_count; m++)
+                if (t.scale[m] != NULL) t.job.moment[m] -= 4 * whole_pairs;
+            if (buffered) kopt_find_scales_(stages, &t, n);
         }
-        for (m = 0; m < kind.moment_count; m++)
-            if (kopt_has_scales_(kopt_moment_format_(kind, m)))
-                (stages->encode)(whole->moment[m] + i, kopt_scale_of_(whole, m) + i / KOPT_TILE_ * 4,
-                                 buffer + (size_t)m * KOPT_TILE_, t.largest[m], kopt_is_square_(kind.rule, m), m,
-                                 kopt_moment_rounding_(kind, m), &t.random, n);
+        for (m = 0; buffered && m < kind.moment_count; m++)
+            if (t.scale[m] != NULL)
+                (stages->encode)(whole->moment[m] + i, t.scale[m], buffer + (size_t)m * KOPT_TILE_,
+                                 kopt_is_square_(kind.rule, m), m, kopt_moment_rounding_(kind, m), &t.random, n);
     }
 }
 
@@ -7258,27 +7342,27 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 
 /* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
 
-/* The 8-bit codes of section 6b. Each function takes one block, or a part of it. */
+/* The 8-bit codes of section 6b. */
 
-/* Elements of arrays on the stack that need not hold a whole block, and of the ratios of StableAdamW. */
+/* Elements of arrays on the stack, and of the ratios of StableAdamW. */
 #ifdef KOPT_VECTOR_CODE_
-#define KOPT_BLOCK_PART_ KOPT_BLOCK_
+#define KOPT_PART_ KOPT_SIGNS_
 #define KOPT_RATIOS_ ((size_t)384)
 #else
-#define KOPT_BLOCK_PART_ ((size_t)64)
-#define KOPT_RATIOS_ KOPT_BLOCK_PART_
+#define KOPT_PART_ KOPT_BLOCK_
+#define KOPT_RATIOS_ KOPT_PART_
 #endif
 
 /* The number of an 8-bit code; square: the root of a mean of squares. */
 static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale, int square) {
-    float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square);
+    float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square, 0);
     KOPT_OPAQUE_FLOAT_(y); /* otherwise -Ofast turns 0 * scale into 0, even if scale is NaN */
     return kopt_mul_scalar_(y, scale);
 }
 
-/* Decodes n codes of one block to fp32 at x (any alignment). scale: 4 bytes. */
-static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
-    const float factor = kopt_as_f32_(kopt_load32_(scale));
+/* Decodes n codes of one block to fp32 at x (any alignment). exponent: the byte of its scale. */
+static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, uint32_t exponent, size_t n, int square) {
+    const float factor = kopt_as_f32_(kopt_scale_q8_(exponent));
     size_t i;
     for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_decode_number_(code[i], factor, square)));
 }
@@ -7303,30 +7387,24 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, s
     return KOPT_RANDOM_STORE_(r, d->store);
 }
 
-/* Encodes n fp32 numbers of one block. scale: from kopt_scale_q8_(); drawn: NULL rounds to nearest. */
-static void kopt_encode_(kopt_byte_ *code, uint32_t scale, const kopt_byte_ *x, size_t n, int square,
-                         kopt_random_reader_ *drawn) {
-    const float inverse = kopt_codes_are_zero_(scale) ? 0 : kopt_inverse_scale_q8_scalar_(scale, square);
-    size_t i;
-    for (i = 0; i < n; i++) {
-        const uint32_t r = drawn == NULL ? 0x8000u : kopt_next_random16_(drawn, i);
-        const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
-        code[i] = kopt_codes_are_zero_(scale) ? 0 : (kopt_byte_)kopt_encode_q8_scalar_scalar_(y, square, r);
-    }
-}
-
-/* Computes and stores the scale of one block of n fp32 numbers, and encodes them. */
+/* Encodes n fp32 numbers of one block and stores its scale. drawn: NULL rounds to nearest. */
 static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
                            kopt_random_reader_ *drawn) {
-    uint32_t largest = 0;
+    uint32_t largest = 0, scale_bits;
+    float inverse;
     size_t i;
     for (i = 0; i < n; i++) {
         const uint32_t mag = kopt_load32_(x + 4 * i) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
     }
-    largest = kopt_scale_q8_(largest, square);
-    kopt_store32_(scale, largest);
-    kopt_encode_(code, largest, x, n, square, drawn);
+    *scale = (kopt_byte_)kopt_exponent_q8_(largest, square);
+    scale_bits = kopt_scale_q8_(*scale);
+    inverse = kopt_codes_are_zero_(scale_bits) ? 0 : kopt_inverse_scale_q8_scalar_(scale_bits, square);
+    for (i = 0; i < n; i++) {
+        const uint32_t r = drawn == NULL ? 0x8000u : kopt_next_random16_(drawn, i);
+        const float y = kopt_mul_scalar_(kopt_as_f32_(kopt_load32_(x + 4 * i)), inverse);
+        code[i] = kopt_codes_are_zero_(scale_bits) ? 0 : (kopt_byte_)kopt_encode_q8_scalar_scalar_(y, square, r);
+    }
 }
 
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
@@ -7482,7 +7560,7 @@ static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int 
         uint32_t bits = kopt_load32_(in + 4 * i);
         if (kopt_has_scales_(format)) {
             n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-            kopt_encode_block_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_ * 4, in + 4 * i, n, is_root);
+            kopt_encode_block_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, in + 4 * i, n, is_root);
             continue;
         }
         if (format != KOPT_F32) {
@@ -7640,7 +7718,7 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
         float x;
         if (kopt_has_scales_(format))
             x = kopt_decode_number_(a.moment[m][i],
-                                    kopt_as_f32_(kopt_load32_(kopt_scale_of_(&a, m) + i / KOPT_BLOCK_ * 4)), is_root);
+                                    kopt_as_f32_(kopt_scale_q8_(kopt_scale_of_(&a, m)[i / KOPT_BLOCK_])), is_root);
         else
             x = kopt_widen_scalar_(kopt_load_at_scalar_(a.moment[m], i, kopt_bytes_of_(format)), format);
         if (is_root) x = kopt_mul_(x, x);
@@ -7792,7 +7870,8 @@ static kopt_array_ *kopt_list_arrays_(kopt_array_ *array, const kopt_layout_ *l,
     for (m = 0; m < l->moment_count; m++) {
         const kopt_format format = kopt_format_in_layout_(l, m);
         array = kopt_add_array_(array, a.moment[m], l->n, kopt_bytes_of_(format));
-        if (kopt_has_scales_(format)) array = kopt_add_array_(array, kopt_scale_of_(&a, m), kopt_blocks_(l->n), 4);
+        if (kopt_has_scales_(format))
+            array = kopt_add_array_(array, kopt_scale_of_(&a, m), kopt_blocks_(l->n, KOPT_BLOCK_), 1);
     }
     if (l->rule != KOPT_RULE_RANGER) return array;
     array = kopt_add_array_(array, a.slow, l->n, l->weight_bytes);
@@ -7893,13 +7972,13 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
     kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     job.begin = 0;
     for (i = whole->begin; i < whole->end; i += n) {
-        const size_t scale = i / KOPT_BLOCK_ * 4;
+        const size_t block = i / KOPT_BLOCK_;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
         for (m = 0; m < s->moment_count; m++) {
             job.moment[m] = whole->moment[m] + i * kopt_moment_bytes_(kind, m);
             if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
             job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
-            kopt_dequantise_(job.moment[m], whole->moment[m] + i, kopt_scale_of_(whole, m) + scale, n,
+            kopt_dequantise_(job.moment[m], whole->moment[m] + i, kopt_scale_of_(whole, m)[block], n,
                              kopt_is_square_(s->rule, m));
         }
         job.weight = whole->weight + i * weight_bytes;
@@ -7916,7 +7995,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
             if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
             drawn.first = job.first;
             drawn.store = (uint32_t)m + 1;
-            kopt_quantise_(whole->moment[m] + i, kopt_scale_of_(whole, m) + scale, job.moment[m], n,
+            kopt_quantise_(whole->moment[m] + i, kopt_scale_of_(whole, m) + block, job.moment[m], n,
                            kopt_is_square_(s->rule, m), nearest ? NULL : &drawn);
         }
     }
@@ -7935,7 +8014,7 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
     size_t i, n;
     const int q8 = kopt_has_scales_(s->second_moment_format);
     kopt_job_ whole;
-    if (q8) chunk = KOPT_BLOCK_PART_;
+    if (q8) chunk = KOPT_BLOCK_;
     kopt_make_job_(&whole, layout, s, t, begin, end);
     job = whole;
     kopt_enter_(&environment);
@@ -7946,7 +8025,7 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
         job.end = i + n;
         if (q8) {
             job.moment[1] = ratio_bytes;
-            kopt_dequantise_(ratio_bytes, whole.moment[1] + i, kopt_scale_of_(&whole, 1) + i / KOPT_BLOCK_ * 4, n, 1);
+            kopt_dequantise_(ratio_bytes, whole.moment[1] + i, kopt_scale_of_(&whole, 1)[i / KOPT_BLOCK_], n, 1);
             job.weight = whole.weight + i * layout->weight_bytes;
             if (layout->residual_bytes != 0) job.residual = whole.residual + i * layout->residual_bytes;
             job.grad = whole.grad + i * kopt_bytes_of_(t->grad_format);
@@ -8084,6 +8163,7 @@ static int kopt_bytes_differ_(const kopt_byte_ *a, const kopt_byte_ *b, int begi
 /* Do two headers, of checkpoints or of tensors, describe the same thing? */
 static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *b) {
     if (kopt_bytes_differ_(a, b, 0, 5) || kopt_bytes_differ_(a, b, 10, 11)) return KOPT_ERROR_STATE; /* name, version */
+    if (kopt_has_old_codes_(a)) return KOPT_ERROR_STATE;
     return kopt_bytes_differ_(a, b, 5, 32) ? KOPT_ERROR_MISMATCH : KOPT_OK;
 }
 
@@ -8200,7 +8280,11 @@ static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
     uint64_t size =
         KOPT_HEADER_ + copies * (kopt_round_up4_(l->n * l->weight_bytes) + kopt_round_up4_(l->n * l->residual_bytes));
     int m;
-    for (m = 0; m < l->moment_count; m++) size += kopt_round_up4_(kopt_format_size(kopt_format_in_layout_(l, m), l->n));
+    for (m = 0; m < l->moment_count; m++) {
+        const kopt_format format = kopt_format_in_layout_(l, m);
+        size += kopt_round_up4_(l->n * kopt_bytes_of_(format));
+        if (kopt_has_scales_(format)) size += kopt_round_up4_(kopt_blocks_(l->n, KOPT_BLOCK_));
+    }
     return size;
 }
 
@@ -8821,7 +8905,10 @@ KOPT_API_ kopt_compressor kopt_compressor_of(kopt_format code, void *residual, s
     return c;
 }
 
-static int kopt_code_has_scales_(kopt_format code) { return code == KOPT_Q8 || code == KOPT_Q1; }
+/* The elements of a code that share a scale; 1 if it has none. */
+static size_t kopt_block_of_(kopt_format code) {
+    return code == KOPT_Q8 ? KOPT_BLOCK_ : code == KOPT_Q1 ? KOPT_SIGNS_ : 1;
+}
 
 static int kopt_code_valid_(kopt_format code) { return code != KOPT_F32 && (unsigned)code <= (unsigned)KOPT_Q1; }
 
@@ -8840,8 +8927,7 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
         if (c->code == KOPT_Q1 && c->rounding == KOPT_STOCHASTIC) return KOPT_ERROR_OPTION;
         residual_size = c->n * kopt_bytes_of_(c->residual_format);
     }
-    if (c->first_index >> 63 != 0 || (kopt_code_has_scales_(c->code) && c->first_index % KOPT_BLOCK_ != 0))
-        return KOPT_ERROR_BOUNDS;
+    if (c->first_index >> 63 != 0 || c->first_index % kopt_block_of_(c->code) != 0) return KOPT_ERROR_BOUNDS;
     if (c->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     size = kopt_code_bytes_(c->code, c->n);
     grad_size = c->n * kopt_bytes_of_(grad_format);
@@ -8874,16 +8960,6 @@ KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
     return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
 }
 
-/* The scale of a block of n elements, as an fp32 word: section 6b (KOPT_Q8), section 12 (KOPT_Q1). NaN if a value is
-   not finite. largest: the fp32 word of the largest magnitude; mean: the sum of |x| / 256. */
-static KOPT_HOST_DEVICE_ uint32_t kopt_block_scale_(kopt_format code, uint32_t largest, float mean, size_t n,
-                                                    int stochastic) {
-    if (code == KOPT_Q8) return kopt_scale_q8_(largest, 0);
-    if (stochastic) return kopt_scale_(largest);
-    if (n < KOPT_BLOCK_) mean = kopt_mul_(mean, kopt_div_(256.0f, (float)n));
-    return kopt_scale_(kopt_as_u32_(mean));
-}
-
 /* The bit of x in KOPT_Q1 (section 12): 1 decodes to -scale, 0 to scale. 0 if scale, an fp32 word, is 0 or NaN. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
@@ -8904,9 +8980,18 @@ KOPT_INLINE_ float kopt_add_scaled_(float sum, float y, float scale) {
     return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
-/* Encodes one block of KOPT_Q8 or KOPT_Q1: 4 bytes of scale, then the codes. drawn: NULL rounds to nearest. */
-static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format code, const float *x, size_t n,
-                                                kopt_random_reader_ *drawn) {
+/* Encodes n elements of KOPT_Q8: of each block one byte of scale, then the codes. drawn: NULL rounds to nearest. */
+static KOPT_NOINLINE_ void kopt_compress_q8_(kopt_byte_ *out, const float *x, size_t n, kopt_random_reader_ *drawn) {
+    size_t i;
+    for (i = 0; i < n; i += KOPT_BLOCK_) {
+        kopt_quantise_(out + 1, out, (const kopt_byte_ *)(x + i), n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_, 0, drawn);
+        out += 1 + KOPT_BLOCK_;
+        if (drawn != NULL) drawn->first += KOPT_BLOCK_;
+    }
+}
+
+/* Encodes one block of KOPT_Q1 (section 12): 4 bytes of scale, then the signs. */
+static KOPT_NOINLINE_ void kopt_compress_signs_(kopt_byte_ *out, const float *x, size_t n, kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
     float mean = 0;
     size_t i;
@@ -8915,13 +9000,10 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
         if (mag > largest) largest = mag;
         mean = kopt_more_(mean, mag);
     }
-    scale = kopt_block_scale_(code, largest, mean, n, drawn != NULL);
+    if (n < KOPT_SIGNS_) mean = kopt_mul_(mean, kopt_div_(256.0f, (float)n));
+    scale = kopt_scale_(drawn != NULL ? largest : kopt_as_u32_(mean));
     kopt_store_le_(out, scale, 4);
-    if (code == KOPT_Q8) {
-        kopt_encode_(out + 4, scale, (const kopt_byte_ *)x, n, 0, drawn);
-        return;
-    }
-    for (i = 0; i < n; i++) { /* KOPT_Q1 */
+    for (i = 0; i < n; i++) {
         const uint32_t r = drawn == NULL ? 0 : kopt_next_random16_(drawn, i);
         if (i % 8 == 0) bits = 0;
         bits |= kopt_sign_bit_(x[i], scale, drawn != NULL, r) << i % 8;
@@ -8929,10 +9011,11 @@ static KOPT_NOINLINE_ void kopt_compress_block_(kopt_byte_ *out, kopt_format cod
     }
 }
 
-/* Decodes elements i .. i + n - 1 of the code at in to fp32 at y. They lie in one block, and i is a multiple of 8. */
+/* Decodes elements i .. i + n - 1 of the code at in to fp32 at y. i is a multiple of 64, n at most KOPT_PART_; of
+   KOPT_Q1 they lie in one block. */
 static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i,
                                                  size_t n) {
-    const size_t offset = kopt_code_has_scales_(code) ? i % KOPT_BLOCK_ : 0;
+    const size_t offset = i % kopt_block_of_(code);
     kopt_conversion_ v;
     size_t k;
     in += kopt_code_bytes_(code, i - offset);
@@ -8941,9 +9024,8 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
         in += 4 + offset / 8;
         for (k = 0; k < n; k++) kopt_store32_(y + 4 * k, scale ^ (uint32_t)(in[k / 8] >> k % 8) << 31);
     } else if (code == KOPT_Q8) {
-        kopt_byte_ scale[4];
-        kopt_store32_(scale, kopt_load_le32_(in));
-        kopt_dequantise_(y, in + 4 + offset, scale, n, 0);
+        for (k = 0; k < n; k += KOPT_BLOCK_, in += 1 + KOPT_BLOCK_)
+            kopt_dequantise_(y + 4 * k, in + 1, in[0], n - k < KOPT_BLOCK_ ? n - k : KOPT_BLOCK_, 0);
     } else {
         v.n = n;
         v.first = 0;
@@ -8951,7 +9033,7 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     }
 }
 
-/* kopt_compress() after the checks, block by block. c->step counts this gradient; in step 1 the old residual is not
+/* kopt_compress() after the checks, 256 elements at a time. c->step counts this gradient; in step 1 the old residual is not
    read. x: gradient + old residual, then the new residual. y: the old residual, then the decoded values. */
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
@@ -8960,31 +9042,33 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
     kopt_byte_ *const residual = (kopt_byte_ *)c->residual;
     kopt_conversion_ v = {NULL, NULL, KOPT_F32, KOPT_F32, 0, 0, c->seed, 0, c->step, c->id};
     kopt_random_reader_ drawn;
-    float x[KOPT_BLOCK_], y[KOPT_BLOCK_PART_];
+    float x[KOPT_SIGNS_], y[KOPT_PART_];
     kopt_byte_ *const xs = (kopt_byte_ *)x, *const ys = (kopt_byte_ *)y;
     size_t i, n, offset, k;
     kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     for (i = 0; i < c->n; i += n) {
         kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
         kopt_byte_ *const block_residual = residual == NULL ? NULL : residual + i * residual_size;
-        n = c->n - i < KOPT_BLOCK_ ? c->n - i : KOPT_BLOCK_;
+        n = c->n - i < KOPT_SIGNS_ ? c->n - i : KOPT_SIGNS_;
         v.n = n;
         v.first = drawn.first = c->first_index + i;
         kopt_convert_part_(&v, xs, KOPT_F32, grad + i * grad_size, grad_format, 0);
         for (offset = 0; residual != NULL && c->step > 1 && offset < n; offset += v.n) {
-            v.n = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
+            v.n = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
             kopt_convert_part_(&v, ys, KOPT_F32, block_residual + offset * residual_size, c->residual_format, 0);
             for (k = 0; k < v.n; k++) x[offset + k] = kopt_add_(x[offset + k], y[k]);
         }
         v.n = n;
         for (k = 0; k < n; k++) x[k] = kopt_canonical_nan_(x[k]);
-        if (kopt_code_has_scales_(c->code))
-            kopt_compress_block_(block, c->code, x, n, stochastic ? &drawn : NULL);
+        if (c->code == KOPT_Q8)
+            kopt_compress_q8_(block, x, n, stochastic ? &drawn : NULL);
+        else if (c->code == KOPT_Q1)
+            kopt_compress_signs_(block, x, n, stochastic ? &drawn : NULL);
         else
             kopt_convert_part_(&v, block, c->code, xs, KOPT_F32, stochastic ? KOPT_RANDOM_COMPRESS_ : 0);
         if (residual == NULL) continue;
-        for (offset = 0; offset < n; offset += KOPT_BLOCK_PART_) {
-            const size_t part = n - offset < KOPT_BLOCK_PART_ ? n - offset : KOPT_BLOCK_PART_;
+        for (offset = 0; offset < n; offset += KOPT_PART_) {
+            const size_t part = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
             kopt_decompress_part_(ys, out, c->code, i + offset, part);
             for (k = 0; k < part; k++) x[offset + k] = kopt_residual_of_(x[offset + k], y[k], c->residual_format);
         }
@@ -9011,7 +9095,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     const size_t size = kopt_bytes_of_(format);
     kopt_environment_ environment;
     kopt_conversion_ v;
-    float x[KOPT_BLOCK_PART_], y[KOPT_BLOCK_PART_], factor;
+    float x[KOPT_PART_], y[KOPT_PART_], factor;
     size_t i, k, in_bytes;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
@@ -9024,7 +9108,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     factor = kopt_to_float_(scale);
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = (kopt_byte_ *)sum + i * size;
-        v.n = n - i < KOPT_BLOCK_PART_ ? n - i : KOPT_BLOCK_PART_;
+        v.n = n - i < KOPT_PART_ ? n - i : KOPT_PART_;
         kopt_decompress_part_((kopt_byte_ *)y, (const kopt_byte_ *)in, code, i, v.n);
         kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, to, format, 0);
         for (k = 0; k < v.n; k++) x[k] = kopt_add_scaled_(x[k], y[k], factor);

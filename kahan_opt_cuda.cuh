@@ -369,11 +369,9 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_find_(const uint32_t *first, uint32_t count, ui
 
 /* ---- loads and stores of global memory in PTX, with exactly this width and in exactly this order ---- */
 
-/* bytes: 4 (loads) or 8, with this alignment; or a multiple of 16, with alignment 16. */
+/* bytes: 8, or a multiple of 16; the address is a multiple of 8, or of 16. */
 KOPT_CUDA_FN_ void kopt_cuda_load_words_(uint32_t *to, const kopt_byte_ *from, size_t bytes) {
-    if (bytes == 4) {
-        asm volatile("ld.global.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
-    } else if (bytes == 8) {
+    if (bytes == 8) {
         asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     } else {
         KOPT_UNROLL_
@@ -494,9 +492,9 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     return kind;
 }
 
-/* The address, and the bits, of the scale of element i's block. */
+/* The byte of the scale of element i's block of moment m. */
 KOPT_CUDA_FN_ kopt_byte_ *kopt_cuda_scale_at_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
-    return t->scale[m] + (i >> 8) * 4;
+    return t->scale[m] + i / KOPT_BLOCK_;
 }
 
 /* Moment m of element i in its word; of 8-bit moments as fp32, and of a mean of squares their root. */
@@ -506,9 +504,10 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_load_moment_(const kopt_cuda_tensor_ *t, kopt_k
     if (format != KOPT_Q8)
         return kopt_cuda_load_one_(t->moment[m] + i * kopt_bytes_of_(format), kopt_bytes_of_(format));
     y = kopt_decode_q8_cuda_(kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->moment[m] + i, 1), 1),
-                             kopt_is_square_(kind.rule, m));
+                             kopt_is_square_(kind.rule, m), 0);
     KOPT_OPAQUE_FLOAT_(y); /* see kopt_decode_number_ */
-    return kopt_as_u32_(kopt_mul_cuda_(y, kopt_as_f32_(kopt_cuda_load_one_(kopt_cuda_scale_at_(t, m, i), 4))));
+    return kopt_as_u32_(
+        kopt_mul_cuda_(y, kopt_as_f32_(kopt_scale_q8_(kopt_cuda_load_one_(kopt_cuda_scale_at_(t, m, i), 1)))));
 }
 
 /* Steps element i from memory to memory. 8-bit moments are not stored but returned, as fp32. */
@@ -648,7 +647,7 @@ KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tens
     for (m = 0; m < 4; m++)
         if (m < kind.moment_count) {
             kopt_cuda_load_octet_(x->moment[m], t->moment[m], i, moment_size);
-            if (kind.first == KOPT_Q8) kopt_cuda_load_words_(x->scale + m, kopt_cuda_scale_at_(t, m, i), 4);
+            if (kind.first == KOPT_Q8) x->scale[m] = kopt_cuda_load_one_(kopt_cuda_scale_at_(t, m, i), 1);
         }
     if (sync) {
         kopt_cuda_load_octet_(x->moment[2], t->slow, i, weight_size);
@@ -811,25 +810,30 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
     return 1;
 }
 
-/* ---- 8-bit moments: a warp steps the 256 elements of a block, which share a scale; the new moments (of means of
+/* ---- 8-bit moments: 8 lanes step the 64 elements of a block, which share a scale; the new moments (of means of
         squares: their roots) wait in registers until the largest magnitude is known ---- */
 
-KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(uint32_t x[8], uint32_t scale, int square) {
-    const uint32_t codes[2] = {x[0], x[1]};
+KOPT_CUDA_FN_ void kopt_cuda_decode_octet_(uint32_t x[8], uint32_t exponent, int square) {
+    const uint32_t codes[2] = {x[0], x[1]}, scale = kopt_scale_q8_(exponent);
     int q;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++)
         x[q] = kopt_mul_octet_(
-            kopt_decode_q8_octet_(kopt_cuda_sign_extend_(kopt_cuda_extract_(codes, 1, q), 1), square), scale);
+            kopt_decode_q8_octet_(kopt_cuda_sign_extend_(kopt_cuda_extract_(codes, 1, q), 1), square, 0), scale);
 }
 
 /* Encodes the octet of moment m. w and multiplier as for step_octet. */
 template <int PAIRS>
-KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], uint32_t moment[8], int m, int square, uint32_t scale,
+KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], uint32_t moment[8], int m, int square, uint32_t exponent,
                                            int stochastic, uint32_t w[4], uint32_t multiplier) {
+    const uint32_t scale = kopt_scale_q8_(exponent);
     const kopt_vf32_octet_ inverse = kopt_inverse_scale_q8_octet_(scale, square);
-    int pair, half;
+    int pair, half, q;
     codes[0] = codes[1] = 0;
+    if (!square && exponent == 254) { /* then one may be larger than all that have a code */
+        KOPT_UNROLL_
+        for (q = 0; q < 8; q++) moment[q] = min(moment[q] & 0x7FFFFFFFu, KOPT_LARGEST_Q8_) | (moment[q] & 0x80000000u);
+    }
     KOPT_UNROLL_PAIRS_
     for (pair = 0; pair < 4; pair++) {
         uint32_t u[2], stride;
@@ -837,9 +841,10 @@ KOPT_CUDA_FN_ void kopt_cuda_encode_octet_(uint32_t codes[2], uint32_t moment[8]
         for (half = 0; half < 2; half++) {
             uint32_t number = kopt_cuda_number_(w[0], half, multiplier, &stride);
             number += ((uint32_t)m + 1) * stride;
-            u[half] = kopt_encode_q8_octet_(kopt_mul_octet_(moment[half], inverse), square,
-                                            stochastic ? number & 0xFFFFu : 0x8000u);
-            if (!square) u[half] |= u[half] >> 8; /* encode_q8 leaves the sign in bit 31: it belongs into bit 23 */
+            u[half] = kopt_place_q8_octet_(kopt_mul_octet_(moment[half], inverse), square, 0,
+                                           stochastic ? number & 0xFFFFu : 0x8000u);
+            if (square) /* as in encode_q8_scalar */
+                u[half] = kopt_imax_octet_(u[half] - (KOPT_ROOT_PLACE_ << 16), kopt_imin_octet_(u[half], 0x10000u));
         }
         kopt_cuda_put_(codes, 1, u[0], u[1]);
         kopt_cuda_rotate_(codes, 1);
@@ -861,14 +866,14 @@ KOPT_CUDA_FN_ void kopt_cuda_push_(uint32_t x[8], uint32_t a) {
     x[7] = a;
 }
 
-/* Scales and codes of the new 8-bit moments of a block. By all lanes of a warp. whole: the lane's octet is complete and
-   aligned, and has one Philox block; otherwise its codes are stored one by one. */
+/* Scales and codes of the new 8-bit moments of four blocks. By all lanes of a warp. whole: the lane's octet is complete
+   and aligned, and has one Philox block; otherwise its codes are stored one by one. */
 template <int PAIRS>
 KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g,
                                           kopt_kind_ kind, uint64_t i, int whole, uint32_t w[4], uint32_t multiplier) {
     const kopt_philox_key_ key = kopt_cuda_key_(t, g);
     const uint64_t n = t->end;
-    uint32_t scale[4];
+    uint32_t exponent[4];
     int m, q;
     KOPT_UNROLL_
     for (m = 0; m < 4; m++) {
@@ -876,14 +881,14 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
         if (m >= kind.moment_count || kopt_moment_format_(kind, m) != KOPT_Q8) continue;
         KOPT_UNROLL_
         for (q = 0; q < 8; q++) largest = max(largest, x->moment[m][q] & 0x7FFFFFFFu);
-        for (q = 16; q > 0; q >>= 1) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, q));
-        scale[m] = kopt_scale_q8_(largest, kopt_is_square_(kind.rule, m));
+        for (q = 4; q > 0; q >>= 1) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, q));
+        exponent[m] = kopt_exponent_q8_(largest, kopt_is_square_(kind.rule, m));
     }
-    __syncwarp(); /* all lanes have read the old scales, which lane 0 overwrites now */
+    __syncwarp(); /* all lanes have read the old scales, which the first lane of each block overwrites now */
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
-        if (m < kind.moment_count && kopt_moment_format_(kind, m) == KOPT_Q8 && (threadIdx.x & 31) == 0)
-            kopt_cuda_store_one_(kopt_cuda_scale_at_(t, m, i), 4, scale[m]);
+        if (m < kind.moment_count && kopt_moment_format_(kind, m) == KOPT_Q8 && i % KOPT_BLOCK_ == 0 && i < n)
+            kopt_cuda_store_one_(kopt_cuda_scale_at_(t, m, i), 1, exponent[m]);
     if (whole) {
         KOPT_UNROLL_
         for (m = 0; m < 4; m++) {
@@ -891,7 +896,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
             const int stochastic = kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC;
             uint32_t codes[2];
             if (m >= kind.moment_count) continue;
-            kopt_cuda_encode_octet_<PAIRS>(codes, x->moment[m], m, square, scale[m], stochastic, w, multiplier);
+            kopt_cuda_encode_octet_<PAIRS>(codes, x->moment[m], m, square, exponent[m], stochastic, w, multiplier);
             kopt_cuda_store_octet_(t->moment[m], i, 1, codes);
         }
         return;
@@ -901,7 +906,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
         KOPT_UNROLL_
         for (m = 0; m < 4; m++) {
             if (m >= kind.moment_count || kopt_moment_format_(kind, m) != KOPT_Q8 || i + (uint64_t)q >= n) continue;
-            kopt_cuda_store_code_(t, kind, &key, i + (uint64_t)q, m, x->moment[m][0], scale[m]);
+            kopt_cuda_store_code_(t, kind, &key, i + (uint64_t)q, m, x->moment[m][0], kopt_scale_q8_(exponent[m]));
             kopt_cuda_push_(x->moment[m], 0);
         }
     }
@@ -1405,7 +1410,7 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
         for (half = 0; half < 2; half++) {
             kopt_cuda_load_octet_(p[half].grad, t->grad, i + 256 * half, kopt_bytes_of_((kopt_format)t->grad_format));
             kopt_cuda_load_octet_(p[half].v, t->moment[1], i + 256 * half, t->moment_size[1]);
-            if (format == KOPT_Q8) kopt_cuda_load_words_(&p[half].scale, kopt_cuda_scale_at_(t, 1, i + 256 * half), 4);
+            if (format == KOPT_Q8) p[half].scale = kopt_cuda_load_one_(kopt_cuda_scale_at_(t, 1, i + 256 * half), 1);
         }
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
@@ -1534,7 +1539,6 @@ static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *const
             *inside[i] = t->arrays ? (kopt_byte_ *)to[4 + i] : (kopt_byte_ *)to[2] + (*inside[i] - t->state);
         wide = wide && kopt_cuda_aligned_(*inside[i], lead, size[i]);
     }
-    for (i = 0; i < 4; i++) wide = wide && ((uintptr_t)t->scale[i] & 3) == 0;
     t->state = (kopt_byte_ *)to[2];
     t->wide = (uint8_t)wide;
 }

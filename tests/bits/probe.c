@@ -603,8 +603,8 @@ static void place(kopt_format grad_format, int n, uint32_t offsets) {
 /* One step: in one call (0), in three ranges (1), by begin and run (2). */
 static void step(int how) {
     const int n = (int)w.t.n,
-              q8 = w.opt.first_moment_format == KOPT_Q8; /* 8-bit moments are cut between blocks of 256 */
-    const int first = q8 ? 0 : 3, cut = q8 ? n - n % 256 : n - 17;
+              q8 = w.opt.first_moment_format == KOPT_Q8; /* 8-bit moments are cut between blocks of 64 */
+    const int first = q8 ? 0 : 3, cut = q8 ? n - n % 64 : n - 17;
     kopt_step s;
     hash_number((uint32_t)kopt_step_begin(&s, &w.opt), 1);
     if (how == 1) {
@@ -900,7 +900,7 @@ static void probe_state(void) {
             array = fill_bits(residual_of(), kept, w.t.state_size == 0 ? 0 : SMALL);
             for (k = 0; k < found; k++) {
                 array = fill_bits(array, width_of(moments[m].format), SMALL);
-                if (moments[m].format == KOPT_Q8) array = fill_bits(array, 4, 1);
+                if (moments[m].format == KOPT_Q8) array = fill_bits(array, 1, 1);
             }
             if (rule->rule == KOPT_RULE_RANGER)
                 fill_bits(fill_bits(array, width_of(stores[s].format), SMALL), kept, SMALL);

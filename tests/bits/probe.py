@@ -359,7 +359,7 @@ class Tensor:
         self.n = n
         self.weight = self.kept = self.slow = self.slow_kept = np.zeros(n, np.int64)
         self.m = [np.zeros(n, np.int64) for _ in range(o.moments())]
-        self.scale = [np.zeros(-(-n // 256), np.int64) for _ in self.m]   # of 8-bit moments
+        self.scale = [np.zeros(-(-n // 64), np.int64) for _ in self.m]    # of 8-bit moments: exponents
         self.rate_scale = np.float32(1)
         self.counts = None
 
@@ -370,7 +370,7 @@ class Tensor:
 
 def load_moment(o, t, i):
     if o.moment_format == Q8:
-        x = values(t.m[i], o.is_square(i)) * np.repeat(floats(t.scale[i]), 256)[:t.n]
+        x = values(t.m[i], o.is_square(i)) * np.repeat(floats(scale_word(t.scale[i])), 64)[:t.n]
         return x * x if o.is_square(i) else x
     x = widen(o.moment_format, t.m[i])
     return x * x if o.moment_format == FP16 and o.is_square(i) else x
@@ -529,48 +529,48 @@ def values(codes, is_square):
     if is_square:
         word = np.minimum(0x3D800000 + (codes - 127 << 20), 0x3F800000 + (codes - 255 << 18))
         return floats(np.where(codes == 0, 0, word))
-    z = floats(0x38800000 + ((codes & 127) << 20))
-    z = np.minimum(z, np.float32(2) * z - np.float32(2.0**-13))
-    return floats(words(z) | (codes & 128) << 24)
+    c = codes & 127
+    z = np.where(c < 4, c * 2.0**-21, floats(np.maximum(words(c.astype(np.float32)) - 0x33000000, 0) << 2))
+    return floats(words(z.astype(np.float32)) | (codes & 128) << 24)
 
 
-def scale_of_codes(x):
-    """The word of the scale of a block of float32 that are no squares."""
-    largest = int(np.max(words(x) & 0x7FFFFFFF))
-    if largest >= 0x7F800000:
-        return 0x7FC00000
-    return max((largest + 0x000FFFFF & 0x7F800000) - 0x00800000, 0)
+def scale_word(exponents):
+    """The words of scales, from the bytes that are stored."""
+    return np.where(exponents == 255, 0x7FC00000, exponents << 23)
 
 
 def codes_of(x, is_square, r):
-    """The codes of one block, float32, and the word of its scale; r: None for the nearest."""
+    """The codes of one block, float32, and the exponent of its scale; r: None for the nearest."""
     r = np.full(len(x), 0x8000) if r is None else r
+    x = np.sqrt(x) if is_square else x
+    largest = int(np.max(words(x) & 0x7FFFFFFF))
+    if largest >= 0x7F800000:
+        return np.zeros(len(x), np.int64), 255
+    exponent = min(largest + (0x007FFFFF if is_square else 0x0007FFFF) >> 23, 254)
+    if exponent == 0:
+        return np.zeros(len(x), np.int64), 0
     if is_square:
-        roots = np.sqrt(x)
-        largest = np.max(words(roots) & 0x7FFFFFFF)
-        scale = 0x7FC00000 if largest >= 0x7F800000 else largest
-    else:
-        scale = scale_of_codes(x)
-    if scale in (0, 0x7FC00000):
-        return np.zeros(len(x), np.int64), scale
-    if is_square:
-        y = words(roots * (np.float32(1) / floats([scale])))
+        y = words(x * np.float32(2.0**(127 - exponent)))
         place = np.maximum(127 * 65536 + (y - 0x3D800000 + 8 >> 4), 255 * 65536 + (y - 0x3F800000 + 2 >> 2))
-        return np.where(y << 1 & 0xFFFFFFFF == 0, 0, np.maximum(place, 65536) + r >> 16), scale
-    y = x * floats([0x7F800000 - scale])
-    z = words(np.maximum(np.abs(y), (np.abs(y) + np.float32(2.0**-12)) * np.float32(0.5)))
-    return (z - 0x39000000 + 8 + 16 * r >> 20) | words(x) >> 31 << 7, scale
+        return np.where(y << 1 & 0xFFFFFFFF == 0, 0, np.maximum(place, 65536) + r >> 16), exponent
+    size = words(x) & 0x7FFFFFFF
+    y = np.minimum(floats(size).astype(np.float64) * 2.0**(128 - exponent), 3.875)     # exact
+    c = np.where(y < 2.0**-18, y * 2.0**20, 0)
+    upper = y >= 2.0**-18
+    c[upper] = floats((words(y[upper].astype(np.float32)) + 2 >> 2) + 0x32E00000)
+    return (np.rint(c.astype(np.float64) * 65536).astype(np.int64) + r >> 16) | words(x) >> 31 << 7, exponent
 
 
 def quantise(x, is_square, r):
-    """The words of the codes and of the scales, from float32."""
-    blocks = [codes_of(x[i:i + 256], is_square, None if r is None else r[i:i + 256]) for i in range(0, len(x), 256)]
+    """The codes and the exponents of the scales, from float32."""
+    blocks = [codes_of(x[i:i + 64], is_square, None if r is None else r[i:i + 64]) for i in range(0, len(x), 64)]
     return np.concatenate([codes for codes, _ in blocks]), np.array([scale for _, scale in blocks])
 
 
 # ---- Compressed gradients and reductions (sections 12 and 13) -------------------------------------------------------
 
 Q1 = 4
+BLOCKS = {Q8: 64, Q1: 256}    # elements that share a scale
 
 
 class Compressor:
@@ -592,7 +592,8 @@ class Compressor:
                               else nearest(self.code, words(x)))
         else:
             pack = pack_codes if self.code == Q8 else pack_signs
-            parts = [pack(x[i:i + 256], None if r is None else r[i:i + 256]) for i in range(0, n, 256)]
+            size = BLOCKS[self.code]
+            parts = [pack(x[i:i + size], None if r is None else r[i:i + size]) for i in range(0, n, size)]
         if self.residual is not None:
             lost = x - decode(self.code, parts, n)
             finite = nearest(self.residual_format, words(lost)) & infinity(self.residual_format)
@@ -642,7 +643,7 @@ def decode(code, parts, n):
     if code in (BF16, FP16):
         return widen(code, parts)
     if code == Q8:
-        blocks = [values(codes, False) * floats([scale]) for scale, codes in parts]
+        blocks = [values(codes, False) * floats(scale_word(np.array([scale]))) for scale, codes in parts]
     else:
         blocks = [floats(scale ^ np.unpackbits(bits.astype(np.uint8), bitorder="little").astype(np.int64) << 31)
                   for scale, bits in parts]
@@ -671,7 +672,7 @@ def state_size(o, n):
     padded = lambda bytes_: (n * bytes_ + 3) // 4 * 4
     size = padded(o.kept_width()) + o.moments() * padded(width(o.moment_format))
     if o.moment_format == Q8:
-        size += o.moments() * 4 * -(-n // 256)
+        size += o.moments() * ((-(-n // 64) + 3) // 4 * 4)
     if o.rule.rule == RANGER:
         size += padded(width(o.store.format)) + padded(o.kept_width())
     return size and 64 + size
@@ -691,7 +692,7 @@ def saved(o, t):
     moments += 8 * o.rule.nesterov if rule == SGD else 0
     moments += 16 * o.rule.decay if rule != EMA else 0
     moments += 64 * o.rule.stable if rule == ADAM else 0
-    moment_format = 4 if o.moment_format == Q8 else o.moment_format
+    moment_format = 5 if o.moment_format == Q8 else o.moment_format
     head = b"KOPT" + bytes([2, rule, o.store.format, rounding, moment_format, moments, 1, 0])
     decays = (o.rule.momentum, o.rule.dampening) if rule == SGD else (o.beta1, o.beta2)
     numbers = o.rule.lr, o.rule.weight_decay, *decays
@@ -699,7 +700,7 @@ def saved(o, t):
     head += number(t.id, 4) + number(t.n, 8) + number(t.first_index, 8) + number(o.seed, 8) + number(o.step, 4)
     arrays = [(t.weight, width(o.store.format)), (t.kept, o.kept_width())]
     for m, scale in zip(t.m, t.scale):
-        arrays += [(m, width(o.moment_format))] + ([(scale, 4)] if o.moment_format == Q8 else [])
+        arrays += [(m, width(o.moment_format))] + ([(scale, 1)] if o.moment_format == Q8 else [])
     if o.rule.rule == RANGER:
         arrays += [(t.slow, width(o.store.format)), (t.slow_kept, o.kept_width())]
     arrays = [little(x, bytes_) for x, bytes_ in arrays if bytes_]
@@ -1095,7 +1096,7 @@ def probe_state():
             for k in range(o.moments()):
                 t.m[k] = group.fill_bits(width(moment[0]), SMALL)
                 if moment[0] == Q8:
-                    t.scale[k] = group.fill_bits(4, 1)
+                    t.scale[k] = group.fill_bits(1, 1)
             if o.rule.rule == RANGER:
                 t.slow = group.fill_bits(width(store.format), SMALL)
                 t.slow_kept = group.fill_bits(o.kept_width(), SMALL)
@@ -1174,7 +1175,9 @@ def probe_scalars():
 
 def probe_compress(code, name):
     group = Group("compress", name)
-    number = lambda parts: [np.concatenate(([scale >> 8 * i & 255 for i in range(4)], codes)) for scale, codes in parts]
+    head = 1 if code == Q8 else 4
+    number = lambda parts: [np.concatenate(([scale >> 8 * i & 255 for i in range(head)], codes))
+                            for scale, codes in parts]
     for how in range(2):
         for k in range(9):
             f, g, n = (F32, BF16, FP16)[k % 3], (F32, BF16, FP16)[(k // 3 + how) % 3], LONG if k == 4 else 9 + k
@@ -1206,8 +1209,8 @@ def probe_compress(code, name):
             if code in (BF16, FP16):
                 parts = group.fill_bits(2, n)
             else:
-                bits, block = group.fill_bits(1, size), 260 if code == Q8 else 36
-                parts = [(int.from_bytes(bytes(bits[i:i + 4].tolist()), "little"), bits[i + 4:i + block])
+                bits, block, head = group.fill_bits(1, size), 65 if code == Q8 else 36, 1 if code == Q8 else 4
+                parts = [(int.from_bytes(bytes(bits[i:i + head].tolist()), "little"), bits[i + head:i + block])
                          for i in range(0, size, block)]
             group.number(OK, 1)
             group.array(add_decoded(g, sum_, decode(code, parts, n), 1), width(g))

@@ -117,13 +117,15 @@ static size_t bytes_of(const kopt_optimizer *o, kopt_format weights, size_t n, i
     case STATE + 2: return n * l.slow_residual_width;
     default:
         if (a < STATE + 7) return n * l.moment_width[a - STATE - 3];
-        return (ref_coded(o) >> (a - STATE - 7) & 1) * ((n + 255) / 256 * 4);
+        return (ref_coded(o) >> (a - STATE - 7) & 1) * ((n + 63) / 64);
     }
 }
 
+static int coded; /* all have 8-bit moments */
+
 static kopt_optimizer any_optimizer(kopt_format *weights) {
     kopt_optimizer o;
-    switch (below(VARIETY)) {
+    switch (coded && below(2) ? 8 : below(VARIETY)) { /* the moment of SGD is as large as gradients are */
 #ifdef KAHAN_OPT_VMATH
     case 16:
     case 17:
@@ -151,7 +153,7 @@ static kopt_optimizer any_optimizer(kopt_format *weights) {
     *weights = (kopt_format)below(3);
     o.first_moment_format = o.second_moment_format = (kopt_format)below(3);
     if (below(2)) o.first_moment_format = o.second_moment_format = *weights;
-    if (!below(3)) {
+    if (coded || !below(3)) {
         o.first_moment_format = o.second_moment_format = KOPT_Q8;
         if (below(2)) *weights = KOPT_BF16;
     }
@@ -162,6 +164,7 @@ static kopt_optimizer any_optimizer(kopt_format *weights) {
     o.decay_mode = (kopt_decay_mode)below(3);
     o.grad_scale = below(2) ? 1 : 0.25;
     if (o.rule != KOPT_RULE_EMA) {
+        if (coded && below(2)) o.lr = 1e-38; /* then large moments leave weights ordinary */
         o.weight_decay = below(2) ? 0 : 0.1;
         o.nesterov = o.rule == KOPT_RULE_SGD && o.momentum > 0 && below(2);
         o.maximize = (int)below(2);
@@ -393,9 +396,47 @@ static void moves(int lists) {
     ok(bad == 0, "%d lists whose arrays move before each step: %d differ from the CPU", lists, bad);
 }
 
-static void shards_equal(void) {
+/* Gradients of bf16 and fp32, in blocks of 64 with scales of their own: from subnormal to beyond the largest scale. */
+static void extreme_gradients(list *l) {
+    enum { ZEROS, USUAL, OUTLIER, SUBNORMAL, SMALL, SMALLEST, LARGE, LARGER, LARGEST, KINDS };
+    static const int low[KINDS] = {-14, -14, -14, -126, -126, -126, 100, 126, 127};
+    size_t g, i, k, q;
+    for (g = 0; g < l->group_count; ++g)
+        for (i = 0; i < l->counts[g]; ++i) {
+            const kopt_tensor *const t = &l->tensors[0][g][i];
+            const size_t size = width(t->grad_format);
+            for (k = 0; k < t->n && t->grad_format != KOPT_FP16; k += 64) {
+                const size_t n = t->n - k < 64 ? t->n - k : 64;
+                const uint32_t kind = below(KINDS);
+                unsigned char *const p = (unsigned char *)t->grad + k * size;
+                fill(p, t->grad_format, n, low[kind], low[kind] + (kind == SMALL ? 26 : 1), 0, 1000);
+                if (kind == ZEROS) memset(p, 0, n * size);
+                if (kind == OUTLIER) fill(p + below((uint32_t)n) * size, t->grad_format, 1, 8, 20, 0, 1000);
+                for (q = 1; kind == SUBNORMAL && q <= n; ++q) p[q * size - 1] &= 0x80, p[q * size - 2] &= 0x7f;
+            }
+            memcpy(l->tensors[1][g][i].grad, t->grad, t->n * size);
+        }
+}
+
+static void extremes(int lists) {
+    static list l;
+    int bad = 0, k, step;
+    coded = 1;
+    for (k = 0; k < lists; ++k) {
+        make(&l, 1, 8, 600, 200);
+        for (step = 0; step < 3; ++step) {
+            extreme_gradients(&l);
+            cpu_step(&l);
+            bad += made(kopt_cuda_plan_step(&l.plan, stream)) != KOPT_OK || differences(&l, 1) != 0;
+        }
+        discard(&l);
+    }
+    coded = 0;
+    ok(bad == 0, "%d lists with 8-bit moments of any size: %d steps differ from the CPU", lists, bad);
+}
+
+static void shards_equal(const char *name, kopt_format moments, const size_t cuts[11], uint64_t first_index) {
     enum { N = 5000 };
-    static const size_t cuts[] = {0, 1, 8, 136, 137, 1003, 1024, 1537, 3000, 4999, N};
     static uint16_t whole[N];
     static unsigned char state[KOPT_STATE_BYTES(N, 6)];
     uint16_t *part = device_new(sizeof whole), *grad = device_new(sizeof whole);
@@ -411,12 +452,13 @@ static void shards_equal(void) {
         grad[i] = (uint16_t)draw(KOPT_BF16, -6, 0, 0, 1000);
     }
     t = kopt_tensor_of(whole, KOPT_BF16, grad, KOPT_BF16, N, state, sizeof state);
-    t.first_index = 77;
+    t.first_index = first_index;
+    o.first_moment_format = o.second_moment_format = moments;
     kopt_state_init(&o, &t, 1, NULL);
     for (i = 0; i < 10; ++i) {
         shards[i] = kopt_tensor_of(part + cuts[i], KOPT_BF16, grad + cuts[i], KOPT_BF16, cuts[i + 1] - cuts[i],
                                    states + i * sizeof state, sizeof state);
-        shards[i].first_index = 77 + cuts[i];
+        shards[i].first_index = first_index + cuts[i];
         kopt_state_init(&o, &shards[i], 1, NULL);
     }
     group.opt = &o, group.tensors = shards;
@@ -430,7 +472,7 @@ static void shards_equal(void) {
         bad += memcmp(whole, part, sizeof whole) != 0;
     }
     device_free(bytes), device_free(part), device_free(grad), device_free(states);
-    ok(bad == 0, "ten shards, each with its own state, equal the whole");
+    ok(bad == 0, "ten shards, each with its own state, equal the whole: %s", name);
 }
 
 /* ---- Statistics (the norm itself is tested with the training-loop tools) ---------------------------------------- */
@@ -1254,6 +1296,8 @@ static void foreign_errors(void) {
 }
 
 int main(int argc, char **argv) {
+    static const size_t anywhere[] = {0, 1, 8, 136, 137, 1003, 1024, 1537, 3000, 4999, 5000};
+    static const size_t blocks[] = {0, 64, 128, 320, 384, 960, 1024, 1536, 3008, 4992, 5000};
     const int lists = argc > 1 ? atoi(argv[1]) : 400;
     int devices = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
@@ -1263,8 +1307,10 @@ int main(int argc, char **argv) {
     }
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     steps_equal(lists);
+    extremes((lists + 3) / 4);
     moves(lists / 4);
-    shards_equal();
+    shards_equal("bf16 moments", KOPT_BF16, anywhere, 77);
+    shards_equal("8-bit moments", KOPT_Q8, blocks, 192);
     statistics(lists / 2);
     full_slots();
     full_ratios();

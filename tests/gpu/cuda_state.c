@@ -113,7 +113,7 @@ static void new_twins(twins *t, const kopt_optimizer *opt, kopt_format weights, 
         t->size[OWN + 1] = n * l.slow_width, t->size[OWN + 2] = n * l.slow_residual_width;
         for (i = 0; i < 4; i++) {
             t->size[OWN + 3 + i] = n * l.moment_width[i];
-            t->size[OWN + 7 + i] = (size_t)(ref_coded(opt) >> i & 1) * ((n + 255) / 256 * 4);
+            t->size[OWN + 7 + i] = (size_t)(ref_coded(opt) >> i & 1) * ((n + 63) / 64);
         }
     }
     t->size[STATE] = t->host.state_size;

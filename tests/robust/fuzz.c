@@ -275,7 +275,7 @@ static uint64_t an_index(void) {
    it is. A block, if there is one, has room for it. */
 static size_t width_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
     const ref_layout l = ref_layout_of(o, t->weight_format, t->n);
-    if (i >= SCALE && i < SLOW) return ref_coded(o) >> (i - SCALE) & 1 ? 4 : 0;
+    if (i >= SCALE && i < SLOW) return ref_coded(o) >> (i - SCALE) & 1 ? 1 : 0;
     return i == RESIDUAL ? l.residual_width
            : i < SCALE   ? l.moment_width[i - MOMENT]
            : i == SLOW   ? l.slow_width
@@ -283,7 +283,7 @@ static size_t width_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
 }
 
 static size_t bytes_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
-    return width_of(o, t, i) * (i >= SCALE && i < SLOW ? (t->n + 255) / 256 : t->n);
+    return width_of(o, t, i) * (i >= SCALE && i < SLOW ? (t->n + 63) / 64 : t->n);
 }
 
 static size_t offset_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
@@ -586,7 +586,7 @@ static uint64_t little(const unsigned char *p, int bytes) {
 }
 
 /* Of formats that may not exist, too: a byte. */
-static unsigned char format_byte(kopt_format f) { return (unsigned char)(f == KOPT_Q8 ? 4u : (unsigned)f); }
+static unsigned char format_byte(kopt_format f) { return (unsigned char)(f == KOPT_Q8 ? 5u : (unsigned)f); }
 
 static unsigned char second_byte(const kopt_optimizer *o) {
     if (ref_moments(o) < 2 || o->first_moment_format == o->second_moment_format) return 0;
@@ -768,12 +768,12 @@ static void announce_step(const kopt_optimizer *o, const kopt_tensor *t, size_t 
     if (t->arrays ? !arrays_good(o, t) : state == NULL || t->state_size < l.size) return;
     for (k = 0; k < STATE_ARRAYS; ++k) {
         const int scale = k >= SCALE && k < SLOW;
-        const size_t width = width_of(o, t, k), first = scale ? begin / 256 : begin;
+        const size_t width = width_of(o, t, k), first = scale ? begin / 64 : begin;
         unsigned char *p = place_of(o, t, k);
         if (p == NULL) continue;
-        reads(p + first * width, (scale ? (n + 255) / 256 : n) * width);
+        reads(p + first * width, (scale ? (n + 63) / 64 : n) * width);
         if (k >= MOMENT && k < SLOW ? 1 : !o->moments_only)
-            writes(p + first * width, (scale ? (n + 255) / 256 : n) * width);
+            writes(p + first * width, (scale ? (n + 63) / 64 : n) * width);
     }
 }
 
@@ -1056,7 +1056,7 @@ static void call_step_range(void) {
             if (n && w.list[j].n && k == i && (share_memory || !follows(&w.list[j], t))) expected = 0;
             if (share_memory) apart = 0;
         }
-        if (blocks) c.from[i] -= c.from[i] % 256, c.to[i] -= c.to[i] == n ? 0 : c.to[i] % 256;
+        if (blocks) c.from[i] -= c.from[i] % 64, c.to[i] -= c.to[i] == n ? 0 : c.to[i] % 64;
         if (c.from[i] < c.to[i] && c.to[i] - c.from[i] != n && must_measure(&w.step, t)) expected = 0;
     }
     if (no == 1 || (no == 2 && count)) expected = 0;
@@ -1182,21 +1182,20 @@ static void require_moments(const kopt_optimizer *o, const kopt_tensor *t, int k
     const unsigned char *const moment = place_of(o, t, MOMENT + k), *const scales = place_of(o, t, SCALE + k);
     const kopt_format format = ref_format(o, k);
     const int square = ref_square(o, k);
-    uint32_t value[256], none[256] = {0}, want;
-    unsigned char code[256], scale[4];
+    uint32_t value[64], none[64] = {0}, want;
+    unsigned char code[64], scale;
     size_t i, j;
     for (i = 0; i < t->n; ++i) {
         uint32_t x = ref_get(fp32, 4, i), stored = ref_get(moment, ref_width(format), i);
         if (format == KOPT_Q8 && reading) {
-            want = ref_bits(ref_decoded((int)stored, ref_get(scales, 4, i / 256), square));
+            want = ref_bits(ref_decoded((int)stored, scales[i / 64], square));
             REQUIRE(same_nan(x, want), "another value is read");
         } else if (format == KOPT_Q8) {
-            size_t n = t->n - i < 256 ? t->n - i : 256;
-            if (i % 256 != 0) continue;
+            size_t n = t->n - i < 64 ? t->n - i : 64;
+            if (i % 64 != 0) continue;
             for (j = 0; j < n; ++j) value[j] = ref_get(fp32, 4, i + j);
-            ref_quantise(code, scale, value, n, square, 0, none);
-            REQUIRE(!memcmp(code, moment + i, n) && !memcmp(scale, scales + i / 256 * 4, 4),
-                    "another block is written");
+            ref_quantise(code, &scale, value, n, square, 0, none);
+            REQUIRE(!memcmp(code, moment + i, n) && scale == scales[i / 64], "another block is written");
         } else if (reading) {
             REQUIRE(same_nan(x, ref_bits(ref_read_moment(o, k, stored))), "another value is read");
         } else {
@@ -1322,8 +1321,9 @@ static int header_good(const unsigned char *h) {
     const int compensated = h[6] != KOPT_F32 && (rounding == KOPT_KAHAN || rounding == KOPT_COMPACT);
     const int coded = h[8] != KOPT_F32 || h[11] > 1; /* has any moment 16 or 8 bits, if there are two? */
     if (memcmp(h, "KOPT\2", 5) != 0 || h[10] > 1) return 0;
-    if (h[11] != 0 && (h[11] > 5 || h[11] == 4 || h[11] == h[8] + 1 || moments < 2)) return 0;
-    if (rule > KOPT_RULE_ADAM_ATAN2 || h[6] > KOPT_FP16 || rounding > KOPT_EXACT || h[8] > 4 || h[8] == 3) return 0;
+    if (h[11] != 0 && (h[11] > 6 || h[11] == 4 || h[11] == 5 || h[11] == h[8] + 1 || moments < 2)) return 0;
+    if (rule > KOPT_RULE_ADAM_ATAN2 || h[6] > KOPT_FP16 || rounding > KOPT_EXACT || h[8] > 5 || h[8] == 3 || h[8] == 4)
+        return 0;
     if (moments < least[rule] || moments > largest[rule] || (h[6] == KOPT_F32 && rounding != 0)) return 0;
     if (little(h + 16, 8) > (SIZE_MAX - 256) / 32 || little(h + 24, 8) >> 63 != 0) return 0;
     if (h[10] == 0) return h[7] < 16 && h[9] < 8 && little(h + 16, 8) != 0 && (moments != 0 || rounding >= KOPT_KAHAN);
@@ -1342,13 +1342,13 @@ static uint64_t header_size(const unsigned char *h) {
     kopt_optimizer o = kopt_adamw(0);
     int k;
     o.rule = (kopt_rule)h[5], o.amsgrad = h[9] % 8 == 3, o.momentum = h[9] % 8;
-    o.first_moment_format = h[8] == 4 ? KOPT_Q8 : (kopt_format)h[8];
-    o.second_moment_format = h[11] == 0 ? o.first_moment_format : h[11] == 5 ? KOPT_Q8 : (kopt_format)(h[11] - 1);
+    o.first_moment_format = h[8] == 5 ? KOPT_Q8 : (kopt_format)h[8];
+    o.second_moment_format = h[11] == 0 ? o.first_moment_format : h[11] == 6 ? KOPT_Q8 : (kopt_format)(h[11] - 1);
     size[0] = h[10] ? n * weight : 0, size[1] = residual;
     if (ranger) size[2] = n * weight, size[3] = residual;
     for (k = 0; k < h[9] % 8; ++k) {
         size[4 + k] = n * ref_width(ref_format(&o, k));
-        size[8 + k] = ref_format(&o, k) == KOPT_Q8 ? (n + 255) / 256 * 4 : 0;
+        size[8 + k] = ref_format(&o, k) == KOPT_Q8 ? (n + 63) / 64 : 0;
     }
     for (k = 0; k < 12; ++k) all += (size[k] + step - 1) / step * step;
     return all;
@@ -1829,7 +1829,7 @@ static void call_measure(void) {
             const size_t width = width_of(&o, t, i);
             unsigned char *p = place_of(&o, t, i);
             if (p == NULL || (i >= SCALE && i != SCALE + 1)) continue;
-            reads(i < SCALE ? p + begin * width : p, (i < SCALE ? n : (t->n + 255) / 256) * width);
+            reads(i < SCALE ? p + begin * width : p, (i < SCALE ? n : (t->n + 63) / 64) * width);
         }
     }
     writes(norm, sizeof *norm);
@@ -2175,15 +2175,16 @@ static void call_compress(void) {
     grad = any_array(n), out = any_array(n);
     size = ref_code_size(c->code, n), room = byte() & 15 ? size : size - below(9);
     rest = c->residual ? n * ref_width(c->residual_format) : 0, grad_size = n * ref_width(f);
-    expected = no != 1 && c->made_ == kopt_compressor_of(KOPT_BF16, NULL, 0).made_ && c->reserved32_ == 0 &&
-               in_enum((int)f, KOPT_FP16) && !is_long(c->n) && is_code((int)c->code) &&
-               in_enum((int)c->rounding, KOPT_STOCHASTIC) && c->first_index >> 63 == 0 && c->step != UINT32_MAX &&
-               (c->residual == NULL ||
-                (in_enum((int)c->residual_format, KOPT_FP16) && in_enum((int)c->residual_rounding, KOPT_STOCHASTIC) &&
-                 !(c->code == KOPT_Q1 && c->rounding == KOPT_STOCHASTIC))) &&
-               (c->first_index % 256 == 0 || c->code == KOPT_BF16 || c->code == KOPT_FP16) && room >= size &&
-               (n == 0 || (grad != NULL && out != NULL)) && !share(grad, grad_size, out, size) &&
-               !share(grad, grad_size, c->residual, rest) && !share(out, size, c->residual, rest);
+    expected =
+        no != 1 && c->made_ == kopt_compressor_of(KOPT_BF16, NULL, 0).made_ && c->reserved32_ == 0 &&
+        in_enum((int)f, KOPT_FP16) && !is_long(c->n) && is_code((int)c->code) &&
+        in_enum((int)c->rounding, KOPT_STOCHASTIC) && c->first_index >> 63 == 0 && c->step != UINT32_MAX &&
+        (c->residual == NULL ||
+         (in_enum((int)c->residual_format, KOPT_FP16) && in_enum((int)c->residual_rounding, KOPT_STOCHASTIC) &&
+          !(c->code == KOPT_Q1 && c->rounding == KOPT_STOCHASTIC))) &&
+        (c->code == KOPT_BF16 || c->code == KOPT_FP16 || c->first_index % (c->code == KOPT_Q8 ? 64 : 256) == 0) &&
+        room >= size && (n == 0 || (grad != NULL && out != NULL)) && !share(grad, grad_size, out, size) &&
+        !share(grad, grad_size, c->residual, rest) && !share(out, size, c->residual, rest);
     memcpy(&start, &w, sizeof w);
     prepare();
     reads(grad, grad_size), writes(out, size), writes(&c->step, 4);

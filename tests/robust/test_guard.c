@@ -160,11 +160,11 @@ static void **array_of(int i) {
 
 static size_t width_of(int i) {
     const ref_layout l = ref_layout_of(&opt, t.weight_format, t.n);
-    if (i >= 5 && i < 9) return ref_coded(&opt) >> (i - 5) & 1 ? 4 : 0; /* for 256 elements */
+    if (i >= 5 && i < 9) return ref_coded(&opt) >> (i - 5) & 1 ? 1 : 0; /* for 64 elements */
     return i == 0 ? l.residual_width : i < 5 ? l.moment_width[i - 1] : i == 9 ? l.slow_width : l.slow_residual_width;
 }
 
-static size_t bytes_of(int i) { return width_of(i) * (i >= 5 && i < 9 ? (t.n + 255) / 256 : t.n); }
+static size_t bytes_of(int i) { return width_of(i) * (i >= 5 && i < 9 ? (t.n + 63) / 64 : t.n); }
 
 /* Kind number k of KINDS: rule, rounding, the three formats, copy. */
 static void set_kind(int k) {
@@ -273,7 +273,7 @@ static int range_faults(int array, int after) {
                          : array == IN_COPY ? ref_width(t.copy_format)
                          : array == IN_GRAD ? ref_width(t.grad_format)
                                             : width_of(array - IN_RESIDUAL);
-    const size_t at = (after ? range_end : range_begin) / (scale ? 256 : 1) * width;
+    const size_t at = (after ? range_end : range_begin) / (scale ? 64 : 1) * width;
     const size_t edge = of_state && !with_arrays ? offset[array - IN_RESIDUAL] + at : at, shift = page - edge % page;
     const size_t first = (edge + shift) / page - (after ? 0 : 1);
     int fault, i;
@@ -313,7 +313,7 @@ static void check_ranges(kopt_isa isa, int quick) {
                 size_t length = a_length();
                 range_begin = 2 * page + 1 + below((uint32_t)page / 2);
                 if (ref_coded(&opt)) /* whole blocks */
-                    range_begin -= range_begin % 256, length += 255 - (length + 255) % 256;
+                    range_begin -= range_begin % 64, length += 63 - (length + 63) % 64;
                 range_end = range_begin + length;
                 bad += range_faults(array, after);
             }
@@ -388,7 +388,7 @@ static void check_state(int quick) {
         }
         fill(t.grad, t.grad_format, t.n);
         if (opt.stable && kopt_step_begin(&step, &opt) == KOPT_OK) {
-            range_begin = t.n / 3 / 256 * 256, range_end = t.n;
+            range_begin = t.n / 3 / 64 * 64, range_end = t.n;
             bad += state_faults("measure", run_measure, GRAD, STATE);
         }
         bad += state_faults("save", run_save, WEIGHT, STATE);

@@ -235,7 +235,7 @@ static inline ref_layout ref_layout_of(const kopt_optimizer *o, kopt_format f, s
         l.moment[k] = l.size;
         l.size += ref_room(n * l.moment_width[k]);
         l.scale[k] = l.size;
-        if (k < ref_moments(o) && ref_format(o, k) == KOPT_Q8) l.size += ref_room((n + 255) / 256 * 4);
+        if (k < ref_moments(o) && ref_format(o, k) == KOPT_Q8) l.size += ref_room((n + 63) / 64);
     }
     l.slow_width = o->rule == KOPT_RULE_RANGER ? ref_width(f) : 0;
     l.slow = l.size;
@@ -587,47 +587,50 @@ static inline float ref_read_moment(const kopt_optimizer *o, int k, uint32_t wor
 
 /* ---- 8-bit codes (section 6b) ------------------------------------------------------------------------------------ */
 
-/* The number a code stands for, over the scale: signed, or the root of a mean of squares. */
+/* The number a code stands for, over the scale: signed, or the root of a mean of squares. A root has 32 codes in each of
+   the upper four binades below the scale, then 8. A number below 2 has 16 in each of four, then 8, 4, 2 and 1 in each of
+   four; codes 1 to 4 are multiples of 2^-21. */
 static inline float ref_code(int code, int square) {
     const int k = square ? code < 127 ? code + 1 : code - 127 : code & 127;
     double x;
-    if (square)
+    if (square) {
         x = code == 0 ? 0 : code < 127 ? ldexp(8 + k % 8, k / 8 - 23) : ldexp(32 + k % 32, k / 32 - 9);
-    else
-        x = k < 8 ? ldexp(k, -16) : ldexp(8 + k % 8, k / 8 - 17);
+    } else {
+        int first = 4, codes = 1, exponent = -19;
+        while (k >= first + 4 * codes) first += 4 * codes, codes *= 2, exponent += 4;
+        x = k < 4 ? ldexp(k, -21) : ldexp(codes + (k - first) % codes, exponent + (k - first) / codes) / codes;
+    }
     return (float)(!square && code > 127 ? -x : x);
 }
 
+/* The word of a scale: a power of two, whose exponent is stored. */
+static inline uint32_t ref_scale_word(int exponent) { return exponent == 255 ? 0x7fc00000 : (uint32_t)exponent << 23; }
+
 /* The moment, or the compressed number. */
-static inline float ref_decoded(int code, uint32_t scale, int square) {
-    const float x = ref_mul(ref_code(code, square), ref_float(scale));
+static inline float ref_decoded(int code, int exponent, int square) {
+    const float x = ref_mul(ref_code(code, square), ref_float(ref_scale_word(exponent)));
     return square ? ref_mul(x, x) : x;
 }
 
-/* The word of the scale, of the largest magnitude of a block: of a root, or of a number that is not squared. */
-static inline uint32_t ref_scale(uint32_t largest, int square) {
-    uint32_t exponent;
-    if (!ref_is_finite(KOPT_F32, largest)) return 0x7fc00000;
-    if (square) return largest;
-    /* The power of two of which this is more than 15/16, and at most 15/8; half of it. */
-    exponent = (largest >> 23) + ((largest & 0x7fffff) > 0x700000);
-    return exponent > 1 ? (exponent - 1) << 23 : 0;
+/* The exponent of the scale, of the largest magnitude of a block: a root is at most the scale and above half of it, a
+   number at most 31/16 of it and above 31/32. */
+static inline int ref_scale(uint32_t largest, int square) {
+    const int field = (int)(largest >> 23);
+    const uint32_t fraction = largest & 0x7fffff;
+    if (!ref_is_finite(KOPT_F32, largest)) return 255;
+    if (square) return field + (fraction != 0);
+    return field + (fraction > 0x780000) > 254 ? 254 : field + (fraction > 0x780000);
 }
 
-/* The code of x: its place between the values of two codes, to 16 bits of fraction with ties up, and r on top. */
-static inline int ref_encode(float x, float scale, int square, uint32_t r) {
-    const float size = ref_float(ref_bits(x) & 0x7fffffff);
-    int low = 0, high = square ? 256 : 128;
-    double y, at, gap;
-    if (square) {
-        y = (double)ref_mul(ref_sqrt(x), ref_div(1, scale));
-        if (y <= 0) return 0;
-    } else {
-        const float unit = ref_float(0x39800000), of_scale = ref_mul(size, ref_div(2, scale)); /* 2^-12 */
-        y = (double)of_scale;
-        if (of_scale < unit) y = (double)ref_add(of_scale, unit) - (double)unit;
-        y = y / 2;
-    }
+/* The code of x: its place between the values of two codes in units of 2^-16 of a gap, and r on top. The place of a root
+   is rounded with ties up; that of a number from code 4 on loses two bits of the fraction of x with ties up, and is then
+   rounded with ties to even. */
+static inline int ref_encode(float x, int exponent, int square, uint32_t r) {
+    const uint32_t word = square ? ref_bits(ref_sqrt(x)) : ref_bits(x) & 0x7fffffff;
+    double y = ldexp((double)ref_float(word), 127 - exponent), at, gap, place, lost;
+    int low = 0, high = square ? 256 : 128, binade;
+    if (word << 1 == 0) return square ? 0 : (int)(ref_bits(x) >> 31) * 128;
+    if (!square && y > 1.9375) y = 1.9375;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         if ((double)ref_code(middle, square) <= y)
@@ -637,26 +640,35 @@ static inline int ref_encode(float x, float scale, int square, uint32_t r) {
     }
     if (square && low == 0) low = 1, y = (double)ref_code(1, 1); /* what is not 0 does not become 0 */
     at = (double)ref_code(low, square);
-    gap = low < (square ? 255 : 127) ? (double)ref_code(low + 1, square) - at : 1;
-    low = (int)(((uint32_t)floor((low + (y - at) / gap) * 65536 + 0.5) + r) >> 16);
+    gap = low < (square ? 255 : 127) ? (double)ref_code(low + 1, square) - at : square ? 1 : 0.0625;
+    place = (low + (y - at) / gap) * 65536;
+    if (square) {
+        place = floor(place + 0.5);
+    } else {
+        frexp(y, &binade);
+        lost = ldexp(4, binade - 24) / gap * 65536;
+        if (low >= 4) place = floor(place / lost + 0.5) * lost;
+        lost = place - floor(place);
+        place = floor(place) + (lost > 0.5 || (lost >= 0.5 && fmod(floor(place), 2) > 0));
+    }
+    low = (int)(((uint32_t)place + r) >> 16);
     return square ? low : low + (int)(ref_bits(x) >> 31) * 128;
 }
 
 /* The codes of n numbers of one block, and its scale. */
-static inline void ref_quantise(unsigned char *code, void *scale, const uint32_t *x, size_t n, int square, int noisy,
-                                const uint32_t *r) {
-    uint32_t largest = 0, word;
+static inline void ref_quantise(unsigned char *code, unsigned char *scale, const uint32_t *x, size_t n, int square,
+                                int noisy, const uint32_t *r) {
+    uint32_t largest = 0;
     size_t i;
     for (i = 0; i < n; ++i) {
         const uint32_t size = (square ? ref_bits(ref_sqrt(ref_float(x[i]))) : x[i]) & 0x7fffffff;
         if (size > largest) largest = size;
     }
-    word = ref_scale(largest, square);
-    ref_set(scale, 4, 0, word);
+    *scale = (unsigned char)ref_scale(largest, square);
     for (i = 0; i < n; ++i)
-        code[i] = (unsigned char)(word == 0 || word == 0x7fc00000
+        code[i] = (unsigned char)(*scale == 0 || *scale == 255
                                       ? 0
-                                      : ref_encode(ref_float(x[i]), ref_float(word), square, noisy ? r[i] : 0x8000));
+                                      : ref_encode(ref_float(x[i]), *scale, square, noisy ? r[i] : 0x8000));
 }
 
 /* ---- Compressed gradients and reductions (sections 12 and 13) --------------------------------------------------- */
@@ -669,18 +681,19 @@ static inline size_t ref_code_size(kopt_format code, size_t n) {
     size_t size = 0, i;
     for (i = 0; i < n; ++i) {
         if (code == KOPT_BF16 || code == KOPT_FP16) size += 2;
-        if ((code == KOPT_Q8 || code == KOPT_Q1) && i % 256 == 0) size += 4;
+        if (code == KOPT_Q8 && i % 64 == 0) size += 1;
+        if (code == KOPT_Q1 && i % 256 == 0) size += 4;
         if (code == KOPT_Q8 || (code == KOPT_Q1 && i % 8 == 0)) size += 1;
     }
     return size;
 }
 
 static inline float ref_decode(const unsigned char *in, kopt_format code, size_t i) {
-    const unsigned char *block = in + i / 256 * (code == KOPT_Q8 ? 260 : 36);
+    const unsigned char *block = in + i / 256 * 36;
     uint32_t scale;
     if (code == KOPT_BF16 || code == KOPT_FP16) return ref_float(ref_widen(code, ref_get(in, 2, i)));
+    if (code == KOPT_Q8) return ref_decoded(in[i / 64 * 65 + 1 + i % 64], in[i / 64 * 65], 0);
     scale = block[0] | (uint32_t)block[1] << 8 | (uint32_t)block[2] << 16 | (uint32_t)block[3] << 24;
-    if (code == KOPT_Q8) return ref_decoded(block[4 + i % 256], scale, 0);
     return ref_float(block[4 + i % 256 / 8] >> i % 8 & 1 ? scale ^ 0x80000000u : scale);
 }
 
@@ -719,7 +732,8 @@ static inline void ref_compress(const kopt_compressor *c, unsigned char *out, co
     for (at = 0; at < c->n; at += n) {
         uint32_t x[256], r[256], rest, scale = 0;
         unsigned char *to = out + ref_code_size(c->code, at);
-        n = c->n - at < 256 ? c->n - at : 256;
+        n = c->code == KOPT_Q8 ? 64 : 256;
+        if (c->n - at < n) n = c->n - at;
         for (i = 0; i < n; ++i) {
             x[i] = ref_widen(grad_format, ref_get(grad, ref_width(grad_format), at + i));
             if (c->residual && c->step > 1) {
@@ -733,9 +747,9 @@ static inline void ref_compress(const kopt_compressor *c, unsigned char *out, co
                     to, 2, i,
                     ref_canonical(c->code, noisy ? ref_stochastic(c->code, x[i], r[i]) : ref_narrow(c->code, x[i])));
         }
-        if (c->code == KOPT_Q8) ref_quantise(to + 4, &scale, x, n, 0, noisy, r);
+        if (c->code == KOPT_Q8) ref_quantise(to + 1, to, x, n, 0, noisy, r);
         if (c->code == KOPT_Q1) ref_signs(to + 4, &scale, x, n, noisy, r);
-        for (i = 0; i < 4 && (c->code == KOPT_Q8 || c->code == KOPT_Q1); ++i) to[i] = (unsigned char)(scale >> 8 * i);
+        for (i = 0; i < 4 && c->code == KOPT_Q1; ++i) to[i] = (unsigned char)(scale >> 8 * i);
         for (i = 0; i < n && c->residual; ++i) {
             rest = ref_bits(ref_sub(ref_float(x[i]), ref_decode(out, c->code, at + i)));
             if (!ref_is_finite(c->residual_format, ref_narrow(c->residual_format, rest))) rest = 0;
@@ -793,7 +807,7 @@ static inline float ref_stable_scale(const kopt_optimizer *o, const kopt_tensor 
         if (s->l2 > 0) g = ref_add(g, ref_mul(s->l2, w));
         code = ref_get(state + l.moment[1], l.moment_width[1], i);
         if (ref_format(o, 1) == KOPT_Q8)
-            v = ref_decoded((int)code, ref_get(state + l.scale[1], 4, i / 256), 1);
+            v = ref_decoded((int)code, state[l.scale[1] + i / 64], 1);
         else
             v = ref_float(ref_widen(ref_format(o, 1), code));
         if (ref_format(o, 1) == KOPT_FP16) v = ref_mul(v, v);
@@ -846,18 +860,18 @@ static inline void ref_step_elements(const kopt_optimizer *o, const kopt_tensor 
 /* With 8-bit moments: each block is decoded, stepped with fp32 in their place as a tensor of its own, and encoded. */
 static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t, const ref_scalars *s) {
     const kopt_format f = t->weight_format;
-    static unsigned char state[64 + 24 * 256 + 64];
+    static unsigned char state[64 + 24 * 64 + 64];
     kopt_optimizer fp32 = *o;
     ref_layout l = ref_layout_of(o, f, t->n), b;
     unsigned char *whole = (unsigned char *)t->state;
-    uint32_t x[256], r[256];
+    uint32_t x[64], r[64];
     size_t at, i, n, slow;
     int k;
     if (o->first_moment_format == KOPT_Q8) fp32.first_moment_format = KOPT_F32;
     if (o->second_moment_format == KOPT_Q8) fp32.second_moment_format = KOPT_F32;
-    for (at = 0; at < t->n; at += 256) {
+    for (at = 0; at < t->n; at += 64) {
         kopt_tensor block = *t;
-        n = block.n = t->n - at < 256 ? t->n - at : 256;
+        n = block.n = t->n - at < 64 ? t->n - at : 64;
         b = ref_layout_of(&fp32, f, n);
         block.weight = (unsigned char *)t->weight + at * ref_width(f);
         block.grad = (unsigned char *)t->grad + at * ref_width(t->grad_format);
@@ -870,7 +884,7 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
         memcpy(state + b.slow_residual, whole + l.slow_residual + slow * at * l.slow_residual_width,
                n * l.slow_residual_width);
         for (k = 0; k < ref_moments(o); ++k) {
-            const uint32_t scale = s->coded >> k & 1 ? ref_get(whole + l.scale[k], 4, at / 256) : 0;
+            const int scale = s->coded >> k & 1 ? whole[l.scale[k] + at / 64] : 0;
             if (!(s->coded >> k & 1))
                 memcpy(state + b.moment[k], whole + l.moment[k] + at * l.moment_width[k], n * l.moment_width[k]);
             for (i = 0; i < n && s->coded >> k & 1; ++i)
@@ -891,7 +905,7 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
                 x[i] = ref_get(state + b.moment[k], 4, i);
                 r[i] = ref_number(ref_random(o->seed, o->step + 1, t->id, 0, block.first_index + i), (uint32_t)k + 1);
             }
-            ref_quantise(whole + l.moment[k] + at, whole + l.scale[k] + at / 256 * 4, x, n, ref_square(o, k),
+            ref_quantise(whole + l.moment[k] + at, whole + l.scale[k] + at / 64, x, n, ref_square(o, k),
                          o->moment_rounding == KOPT_STOCHASTIC && !(k == 2 && o->rule == KOPT_RULE_ADAM), r);
         }
     }

@@ -27,7 +27,7 @@ static uint32_t noise = 1;
 static int complaints;
 
 static size_t scale_bytes(const kopt_optimizer *o, int k, size_t n) {
-    return ref_coded(o) >> k & 1 ? (n + 255) / 256 * 4 : 0;
+    return ref_coded(o) >> k & 1 ? (n + 63) / 64 : 0;
 }
 
 /* The arrays of a state that the options need: 11 at most, in the order of kopt_state_arrays; 0 bytes: not needed. */
@@ -448,7 +448,7 @@ static void check_refusals(void) {
     REFUSED(a->moment[0] = (unsigned char *)a->moment[1] - 1, KOPT_ERROR_OVERLAP, 0);
     REFUSED(a->scale[1] = (unsigned char *)a->moment[1] + 259, KOPT_ERROR_OVERLAP, 0);
     REFUSED(a->moment[0] = own.weight[1], KOPT_ERROR_OVERLAP, 0);
-    REFUSED(own.t[1].copy = (unsigned char *)a->scale[1] + 7, KOPT_ERROR_OVERLAP, 0);
+    REFUSED(own.t[1].copy = (unsigned char *)a->scale[1] + 4, KOPT_ERROR_OVERLAP, 0);
     REFUSED(a->moment[0] = (unsigned char *)own.arrays[0].moment[0] + 2 * LARGEST - 1, KOPT_ERROR_OVERLAP, 1);
     REFUSED(a->residual = own.weight[0], KOPT_ERROR_OVERLAP, 1);
     REFUSED(own.arrays[2].scale[1] = a->scale[1], KOPT_ERROR_OVERLAP, 1);

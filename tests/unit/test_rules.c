@@ -277,7 +277,7 @@ static void check_guard(void) {
     run(kopt_optimizer_step(&o, &t, 1));
     run(kopt_state_read(&o, &t, KOPT_SLOT_FIRST_MOMENT, out));
     for (k = 0, i = 0; i < N; ++i) k += ref_is_nan(KOPT_F32, ref_bits(out[i]));
-    ok(k == N, "a NaN makes the moments of its block NaN, not numbers: %d of %d", k, N);
+    ok(k == 64, "a NaN makes the moments of its block NaN, not numbers: %d of %d", k, N);
 }
 
 /* Large tensors take the kernels of vectors. Same bits as the scalar path's: also where values are zero, tiny, huge,
@@ -337,7 +337,7 @@ static void check_large(void) {
 /* A range of 8-bit moments begins and ends at blocks, its ends rounded down, or at the end of the tensor. */
 static void check_ranges(void) {
     enum { LENGTH = 1000 };
-    static const size_t cut[] = {0, 100, 300, 511, 999, LENGTH};
+    static const size_t cut[] = {0, 50, 100, 511, 999, LENGTH};
     static uint16_t w[3][LENGTH], g[LENGTH];
     static unsigned char block[3][64 + 2000 + 2 * (1008 + 16)];
     kopt_optimizer o = kopt_adamw(1e-3);
@@ -353,7 +353,7 @@ static void check_ranges(void) {
     ok(kopt_state_size(&o, t) == sizeof block[0], "8-bit moments: %u bytes for 1000 weights",
        (unsigned)kopt_state_size(&o, t));
     run(kopt_step_begin(&s, &o)), run(kopt_step_run(&s, &t[0], 1));
-    run(kopt_step_range(&s, &t[1], 1, 1, 255)), run(kopt_step_range(&s, &t[1], 1, 600, 800));
+    run(kopt_step_range(&s, &t[1], 1, 1, 63)), run(kopt_step_range(&s, &t[1], 1, 527, 801));
     ok(!memcmp(w[1], w[2], 512) && !memcmp(w[1] + 768, w[2] + 768, 464) && memcmp(w[1] + 512, w[2] + 512, 512),
        "a range from within a block to within the next one is the first of them");
     run(kopt_state_init(&o, &t[1], 1, NULL));
@@ -366,7 +366,7 @@ static void check_ranges(void) {
     bad += kopt_step_range(&s, &t[2], 1, 256, LENGTH + 1) != KOPT_ERROR_BOUNDS;
     for (i = 0; i < LENGTH; ++i) bad += w[2][i] != 0;
     ok(!bad, "... but for ends beyond that of the tensor, or before their beginning");
-    run(kopt_step_range(&s, &t[2], 1, 100, LENGTH));
+    run(kopt_step_range(&s, &t[2], 1, 60, LENGTH));
     ok(!memcmp(w[0], w[2], sizeof w[0]), "a range from within the first block is the whole");
     t[0].weight_format = KOPT_Q8;
     ok(kopt_state_init(&o, t, 1, NULL) == KOPT_ERROR_OPTION && kopt_state_size(&o, t) == 0,

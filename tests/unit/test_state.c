@@ -152,27 +152,28 @@ static void check_writing(void) {
     }
 }
 
-/* 8-bit moments, sections 6b and 8b: first moments up to 1.875 * 2^-126 are zero, second ones have roots down to the
+/* 8-bit moments, sections 6b and 8b: first moments up to 15/16 * 2^-126 are zero, second ones have roots down to the
    smallest subnormal. */
 static void check_least_scale(void) {
-    static float in[512], out[512];
-    static unsigned char block[64 + 2 * (512 + 16)];
+    static float in[128], out[128];
+    static unsigned char block[64 + 2 * (128 + 16)];
     int what, i, bad = 0;
     opt = kopt_adamw(1e-3), opt.first_moment_format = opt.second_moment_format = KOPT_Q8;
-    t = kopt_tensor_of(weight, KOPT_F32, NULL, KOPT_F32, 512, block, sizeof block);
+    t = kopt_tensor_of(weight, KOPT_F32, NULL, KOPT_F32, 128, block, sizeof block);
     bad += kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK;
     for (what = KOPT_SLOT_FIRST_MOMENT; what <= KOPT_SLOT_SECOND_MOMENT; ++what) {
         const int first = what == KOPT_SLOT_FIRST_MOMENT;
-        const uint32_t word[2] = {first ? 0x00f00001 : 0x00800000, first ? 0x00f00000 : 0x00000001};
-        const uint32_t read[2] = {first ? 0x00f00000 : 0x00800000, first ? 0 : 0x00000001};
-        const unsigned char *code = block + 64 + (what - KOPT_SLOT_FIRST_MOMENT) * (512 + 16);
-        for (i = 0; i < 512; ++i) in[i] = ref_float(i % 2 ? 0 : word[i / 256]);
+        const uint32_t word[2] = {first ? 0x00780001 : 0x00800000, first ? 0x00780000 : 0x00000001};
+        const uint32_t read[2] = {first ? 0x00780000 : 0x00800000, first ? 0 : 0x00000001};
+        const unsigned char *code = block + 64 + (what - KOPT_SLOT_FIRST_MOMENT) * (128 + 16);
+        for (i = 0; i < 128; ++i) in[i] = ref_float(i % 2 ? 0 : word[i / 64]);
         bad += kopt_state_write(&opt, &t, (kopt_slot)what, in) != KOPT_OK;
         bad += kopt_state_read(&opt, &t, (kopt_slot)what, out) != KOPT_OK;
-        bad += ref_get(code + 512, 4, 0) != (first ? 0x00800000 : 0x20000000); /* 2^-63 */
-        bad += ref_get(code + 512, 4, 1) != (first ? 0 : 0x1a3504f3);          /* 2^-74.5 */
-        for (i = 0; i < 512; ++i) bad += code[i] != (i % 2 ? 0 : !first ? 255 : i < 256 ? 119 : 0);
-        for (i = 0; i < 512; ++i) bad += ref_bits(out[i]) != (i % 2 ? 0 : read[i / 256]);
+        bad += code[128] != (first ? 1 : 127 - 63);
+        bad += code[129] != (first ? 0 : 127 - 74); /* of 2^-74.5 */
+        for (i = 0; i < 128; ++i)
+            bad += code[i] != (i % 2 ? 0 : first ? i < 64 ? 110 : 0 : i < 64 ? 255 : 236); /* 2^-0.5: 45/64 */
+        for (i = 0; i < 128; ++i) bad += ref_bits(out[i]) != (i % 2 ? 0 : read[i / 64]);
     }
     ok(!bad, "8-bit moments written: the smallest scales, %d wrong", bad);
 }
@@ -329,7 +330,7 @@ static void check_places(void) {
                         ARRAY(l.residual, n * l.residual_width);
                         for (k = 0; k < ref_moments(&opt); ++k) {
                             ARRAY(l.moment[k], n * l.moment_width[k]);
-                            ARRAY(l.scale[k], moment == KOPT_Q8 ? (n + 255) / 256 * 4 : 0);
+                            ARRAY(l.scale[k], moment == KOPT_Q8 ? (n + 63) / 64 : 0);
                         }
                         ARRAY(l.slow, n * l.slow_width);
                         ARRAY(l.slow_residual, n * l.slow_residual_width);

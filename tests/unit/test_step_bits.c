@@ -106,8 +106,10 @@ static int prepare(const kopt_optimizer *o, kopt_tensor *t, profile p) {
     for (k = 0; k < 4; ++k) { /* any codes, any scale */
         if (ref_format(o, k) != KOPT_Q8) continue;
         for (i = 0; i < t->n * l.moment_width[k]; ++i) initial[STATE][l.moment[k] + i] = (unsigned char)noise();
-        if (l.moment_width[k])
-            randomise(initial[STATE] + l.scale[k], 4, (t->n + 255) / 256, below(4) ? TAME : p, KOPT_F32, -14, 0, 0);
+        for (i = 0; i < (t->n + 63) / 64 * l.moment_width[k]; ++i)
+            initial[STATE][l.scale[k] + i] = (unsigned char)(p == TAME || below(4) ? 110 + below(16)
+                                                             : below(2)            ? below(3) * 127 + below(2)
+                                                                                   : noise());
     }
     for (k = 0; k < 4; ++k) {
         int square = ref_square(o, k);
@@ -238,7 +240,7 @@ static int disagreements_prepared(const kopt_optimizer *o, kopt_tensor *t, int s
         if (t->counts) t->counts->wanted = t->counts->still = t->counts->stuck = 0;
         for (b = 0; b < BUFFERS; ++b) offset[b] = MARGIN / 2 + below(64);
         if (ref_coded(o))
-            agree = steps_agree(*o, t, steps, offset, below(3) ? 256 : 0);
+            agree = steps_agree(*o, t, steps, offset, below(3) ? 64 * (1 + below(5)) : 0);
         else
             agree = steps_agree(*o, t, steps, offset, below(3) ? 1 + below(200) : 0);
         if (t->counts && first) counts = *t->counts;
@@ -425,7 +427,7 @@ static void check_lengths(int quick) {
 /* AdamW with 8-bit moments, whole blocks and what is left of one; a block without gradients, or whose numbers are too
    small for a scale; a special element. */
 static void check_codes(int quick) {
-    static const size_t lengths[] = {256, 257, 511, 512, 1000, 2048, 2304, 4099};
+    static const size_t lengths[] = {64, 65, 191, 256, 257, 511, 1000, 2048, 2304, 4099};
     int bad = 0, cases = 0, k, p, again, isa;
     for (k = 0; k < (int)(sizeof lengths / sizeof *lengths); ++k)
         for (p = 0; p < PROFILES; ++p)
@@ -434,18 +436,16 @@ static void check_codes(int quick) {
                 kopt_optimizer o = common(ADAM, KOPT_BF16, KOPT_KAHAN, KOPT_DECAY_DECOUPLED);
                 kopt_tensor t = tensor(KOPT_BF16, KOPT_BF16, lengths[k]);
                 ref_layout l;
-                size_t i, block = 256 * below(2);
+                size_t i, block = 64 * below(5);
                 o.first_moment_format = o.second_moment_format = KOPT_Q8;
                 l = ref_layout_of(&o, t.weight_format, t.n);
                 o.zero_grad = (int)below(2), o.maximize = (int)below(2), o.grad_scale = below(2) ? 1 : 0.3;
-                t.first_index = below(4) ? 256 * (uint64_t)below(64) : 128 * (uint64_t)below(64);
+                t.first_index = below(4) ? 64 * (uint64_t)below(256) : 128 * (uint64_t)below(64);
                 if (!prepare(&o, &t, (profile)p)) ++bad;
                 if (below(2) && block < t.n) { /* nearly nothing */
-                    for (i = block; i < block + 256 && i < t.n; ++i) ref_set(initial[GRAD], 2, i, 0);
-                    ref_set(initial[STATE] + l.scale[0], 4, block / 256,
-                            below(2) ? 0 : 0x00800000u + below(0x02000000u));
-                    ref_set(initial[STATE] + l.scale[1], 4, block / 256,
-                            below(2) ? 0 : 0x00800000u + below(0x02000000u));
+                    for (i = block; i < block + 64 && i < t.n; ++i) ref_set(initial[GRAD], 2, i, 0);
+                    initial[STATE][l.scale[0] + block / 64] = (unsigned char)(below(2) ? 0 : 1 + below(4));
+                    initial[STATE][l.scale[1] + block / 64] = (unsigned char)(below(2) ? 0 : 1 + below(4));
                 }
                 if (below(2))
                     ref_set(below(2) ? initial[WEIGHT] : initial[GRAD], 2, below((uint32_t)t.n), special(KOPT_BF16));
@@ -453,13 +453,13 @@ static void check_codes(int quick) {
                 expect(o, &t, 3);
                 FOR_EACH_ISA(isa) bad += !steps_agree(o, &t, 3, offset, 0);
             }
-    ok(!bad, "AdamW with 8-bit moments: 256 to 4099 weights, %d tensors, %d disagree", cases, bad);
+    ok(!bad, "AdamW with 8-bit moments: 64 to 4099 weights, %d tensors, %d disagree", cases, bad);
 }
 
-/* The largest root of a block is the scale itself, so its code is 255 with any random number: not 256, which those from
-   65533 on would reach from above 1. */
+/* The largest root of a block may be the scale itself, which has code 255 with any random number: not 256, which those
+   from 65533 on would reach from above 1. */
 static void check_largest_code(void) {
-    enum { BLOCK = 256 };
+    enum { BLOCK = 64 };
     static float wide[BLOCK], w[BLOCK];
     static uint16_t narrow[BLOCK], half[BLOCK];
     static unsigned char state[64 + 6 * BLOCK];
@@ -467,7 +467,7 @@ static void check_largest_code(void) {
     size_t i;
     uint64_t e = 0;
     while (ref_number(ref_random(7, 1, 0, 0, e), 2) < 65533 && e < 1000000) ++e;
-    for (i = 0; i < BLOCK; ++i) narrow[i] = 0x5f7f, wide[i] = ref_float(0x5f7f0000);
+    for (i = 0; i < BLOCK; ++i) narrow[i] = 0x5e80, wide[i] = ref_float(0x5e800000); /* 2^62 */
     FOR_EACH_ISA(isa)
     for (grad = KOPT_F32; grad <= KOPT_BF16; ++grad)
         for (weight = KOPT_F32; weight <= KOPT_BF16; ++weight) {
@@ -480,54 +480,55 @@ static void check_largest_code(void) {
             t.first_index = e / BLOCK * BLOCK;
             l = ref_layout_of(&o, t.weight_format, BLOCK);
             bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
-            bad += ref_get(state + l.scale[1], 4, 0) != 0x5f7f0000;
+            bad += state[l.scale[1]] != 127 + 62;
             for (i = 0; i < BLOCK; ++i) bad += state[l.moment[1] + i] != 255;
             found += ref_number(ref_random(7, 1, 0, 0, e), 2) >= 65533;
         }
-    ok(!bad && found, "the largest mean square of a block has code 255, %d times with the largest numbers: %d wrong",
-       found, bad);
+    ok(!bad && found, "a root that is the scale has code 255, %d times with the largest numbers: %d wrong", found, bad);
 }
 
 /* The same of a first moment, which in the first step of SGD with momentum is the gradient: not code 128, which has the
-   other sign, nor 256. */
+   other sign, nor 256. Above 31/16 * 2^127 numbers have the largest code. */
 static void check_largest_signed_code(void) {
-    static float w[256], g[256];
-    static unsigned char state[64 + 256 + 16];
-    int isa, bad = 0;
+    static const uint32_t most[] = {0x40780000, 0x7f780000, 0x7f780001, 0x7f7fffff};
+    static float w[64], g[64];
+    static unsigned char state[64 + 64 + 16];
+    int isa, k, bad = 0;
     size_t i;
     uint64_t e = 0;
     while (ref_number(ref_random(7, 1, 0, 0, e), 1) < 65533 && e < 1000000) ++e;
-    for (i = 0; i < 256; ++i) g[i] = ref_float(i % 2 ? 0xff700000 : 0x7f700000); /* 3.75 times the scale */
-    FOR_EACH_ISA(isa) {
+    FOR_EACH_ISA(isa)
+    for (k = 0; k < 4; ++k) {
         kopt_optimizer o = kopt_sgd(0, 0.5);
-        kopt_tensor t = kopt_tensor_of(w, KOPT_F32, g, KOPT_F32, 256, state, sizeof state);
-        o.first_moment_format = o.second_moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 256 * 256;
+        kopt_tensor t = kopt_tensor_of(w, KOPT_F32, g, KOPT_F32, 64, state, sizeof state);
+        for (i = 0; i < 64; ++i) g[i] = ref_float(most[k] | (i % 2 ? 0x80000000u : 0));
+        o.first_moment_format = o.second_moment_format = KOPT_Q8, o.seed = 7, t.first_index = e / 64 * 64;
         bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK || e == 1000000;
-        bad += ref_get(state + 64 + 256, 4, 0) != 0x7e800000;
-        for (i = 0; i < 256; ++i) bad += state[64 + i] != (i % 2 ? 255 : 127);
+        bad += state[64 + 64] != (k == 0 ? 128 : 254);
+        for (i = 0; i < 64; ++i) bad += state[64 + i] != (i % 2 ? 255 : 127);
     }
     ok(!bad, "the largest first moment of a block has code 127, or 255 below 0: %d wrong", bad);
 }
 
-/* 2^-126 is a scale, that of what is above 1.875 times it; below it there is none. Momentum of the first step is the
+/* 2^-126 is a scale, that of what is above 15/16 of it; below that there is none. Momentum of the first step is the
    gradient itself. */
 static void check_least_scale(void) {
-    static const uint32_t least[] = {0x00f00001, 0x00f00000};
-    static float g[256], w[256];
-    static unsigned char state[64 + 256 + 16];
+    static const uint32_t least[] = {0x00f80000, 0x00780000};
+    static float g[64], w[64];
+    static unsigned char state[64 + 64 + 16];
     int isa, k, bad = 0;
     size_t i;
     FOR_EACH_ISA(isa)
     for (k = 0; k < 2; ++k) {
         kopt_optimizer o = kopt_sgd(0.125, 0.5);
-        kopt_tensor t = kopt_tensor_of(w, KOPT_F32, g, KOPT_F32, 256, state, sizeof state);
+        kopt_tensor t = kopt_tensor_of(w, KOPT_F32, g, KOPT_F32, 64, state, sizeof state);
         o.first_moment_format = o.second_moment_format = KOPT_Q8, o.moment_rounding = KOPT_NEAREST;
-        for (i = 0; i < 256; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
+        for (i = 0; i < 64; ++i) g[i] = ref_float(i % 3 == 0 ? 0 : least[k] | (i % 3 == 1 ? 0 : 0x80000000u));
         bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
-        bad += ref_get(state + 64 + 256, 4, 0) != (k ? 0 : 0x00800000u);
-        for (i = 0; i < 256; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 0 : i % 3 == 1 ? 119 : 247);
+        bad += state[64 + 64] != (k ? 0 : 1);
+        for (i = 0; i < 64; ++i) bad += state[64 + i] != (k || i % 3 == 0 ? 0 : i % 3 == 1 ? 127 : 255);
     }
-    ok(!bad, "8-bit first moments above 1.875 * 2^-126 have the scale 2^-126, those below it none: %d wrong", bad);
+    ok(!bad, "8-bit first moments above 15/16 * 2^-126 have the scale 2^-126, those below it none: %d wrong", bad);
 }
 #endif
 
@@ -624,7 +625,7 @@ static void sharpen(const kopt_optimizer *o, const kopt_tensor *t, size_t at) {
     for (k = 0; k < 4; ++k)
         if (l.moment_width[k] && (only < 1 || (only > 3 && only < 8 && only % (uint32_t)ref_moments(o) == k))) {
             if (ref_format(o, (int)k) == KOPT_Q8)
-                ref_set(s + l.scale[k], 4, at / 256, sharp(KOPT_F32));
+                s[l.scale[k] + at / 64] = (unsigned char)(below(2) ? 255 * below(2) : below(2) ? 254 : noise());
             else
                 ref_set(s + l.moment[k], l.moment_width[k], at, sharp(ref_format(o, (int)k)));
         }
@@ -887,7 +888,7 @@ static void check_no_decay(int quick) {
                             t.no_decay = 1;
                             FOR_EACH_ISA(isa) {
                                 static const size_t offset[BUFFERS] = {65, 66, 67, 68};
-                                bad += !steps_agree(o, &t, 1, offset, below(2) ? 0 : 256);
+                                bad += !steps_agree(o, &t, 1, offset, below(2) ? 0 : 64);
                             }
                         }
     ok(!bad, "no_decay: the step of weight_decay 0, %d tensors, %d disagree", cases, bad);
