@@ -151,7 +151,7 @@ bench) . bench/run.sh && bench "$@" ;;
 mutants) exec sh tests/robust/mutants.sh "$@" ;;
 web) knows web 'build test picture' "$@" && exec sh docs/playground/run.sh "$@" ;;
 figures)
-    knows figures 'bench firmware stack fidelity finetuning scale tasks draw' "$@"
+    knows figures 'bench firmware stack fidelity finetuning bandit scale tasks draw' "$@"
     exec sh docs/figures.sh "$@"
     ;;
 -h | --help | help) usage ;;

@@ -1,14 +1,16 @@
 """Fine-tuning from 16-bit weights: how much of fp32's progress do the visible weights show, and what may one export?
 
     ./build.sh bench finetuning          all, with the packages of PyPI that are there: minutes on 2 cores
-    ./build.sh bench finetuning quick    one network, 2 seeds and 300 steps, without the packages
-    ./build.sh bench finetuning draw     draws the last run again
+    ./build.sh bench finetuning quick    two networks, 2 seeds, up to 300 steps, without the packages
+    ./build.sh bench finetuning bandit   the reinforcement learning alone
+    ./build.sh bench finetuning draw     draws the last run again; also: quick draw, bandit draw
 
 Exit status: 0 if the numbers support the claim, 1 if not.
 
-Writes build/bench/finetuning.csv, finetuning.svg and finetuning.md (docs/fine-tuning.md), and prints the hash of the
-numbers. Networks, arms and pictures are those of bench/fidelity.py. Each seed has its own checkpoint, which fp32 AdamW
-trains; all arms then begin at its 16-bit numbers and see the same batches. What could be tuned was fixed before:"""
+Writes build/bench/finetuning.csv, and of all but the bandit finetuning.svg and finetuning.md, of the bandit
+finetuning_bandit.svg and .md (docs/fine-tuning.md), and prints the hash of the numbers. Networks, arms and pictures are
+those of bench/fidelity.py. Each seed has its own checkpoint, which fp32 AdamW trains; all arms then begin at its 16-bit
+numbers and see the same batches. What could be tuned was fixed before:"""
 HYPER = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}  # AdamW, the learning rate constant
 CHECKPOINT = {"digits": (600, 64), "transformer": (1000, 8), "bandit": (600, 64)}  # steps and batch of its training, lr
 # 1e-3 along a cosine
@@ -27,16 +29,21 @@ import multiprocessing
 import os
 import sys
 
-QUICK, DRAW = "quick" in sys.argv[1:], "draw" in sys.argv[1:]
+QUICK, BANDIT, DRAW = (word in sys.argv[1:] for word in ("quick", "bandit", "draw"))
 if QUICK:
-    RUNS, SEEDS = {"digits": [(1e-6, (100, 300))]}, {"digits": 2}
+    RUNS = {"digits": [(1e-6, (100, 300))], "bandit": [(1e-6, (30, 100))]}
+    SEEDS = {"digits": 2, "bandit": 2}
+elif BANDIT:
+    SEEDS = {"bandit": SEEDS["bandit"]}
 import fidelity  # noqa: E402
 import kahan_opt as kopt  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch.nn import Parameter  # noqa: E402
 
-fidelity.OUT = OUT = "build/bench/finetuning" + ("_quick" if QUICK else "")
+OUT = "build/bench/finetuning" + "_quick" * QUICK
+BANDITS = OUT + "_bandit"
+RESULTS = (BANDITS if BANDIT else OUT) + ".csv"
 FIELDS = "network format moments arm seed lr step ulps bytes start visible full nearest stochastic".split()
 ROUNDINGS = {"KAHAN": kopt.KOPT_KAHAN, "EXACT": kopt.KOPT_EXACT, "COMPACT": kopt.KOPT_COMPACT,
              "STOCHASTIC": kopt.KOPT_STOCHASTIC, "NEAREST": kopt.KOPT_NEAREST}
@@ -239,7 +246,7 @@ def run_all():
         for (network, seed, _), more in zip(jobs, pool.imap(job, jobs)):
             rows += more
             print("%s, seed %d" % (network, seed), file=sys.stderr, flush=True)
-    with open(OUT + ".csv", "w", newline="", encoding="utf-8") as file:
+    with open(RESULTS, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([FIELDS] + rows)
 
 
@@ -258,7 +265,7 @@ def present():
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 def read():
-    with open(OUT + ".csv", newline="", encoding="utf-8") as file:
+    with open(RESULTS, newline="", encoding="utf-8") as file:
         text = file.read()
     print("sha256 of the numbers: %s" % hashlib.sha256(text.encode()).hexdigest()[:16])
     return list(csv.DictReader(text.splitlines()))
@@ -294,57 +301,68 @@ def in_tables(moments, arm):
     return moments != "bf16" and not arm.startswith("EXACT")
 
 
-def tables(rows):
-    lines = []
-    bytes_of = lambda *row: next(r["bytes"] for r in rows if [r[k] for k in ("format", "moments", "arm")] == list(row))
-    for network, form in (("digits", "bf16"), ("transformer", "bf16"), ("bandit", "bf16")):
-        marks = marks_of(rows, network, form)
-        if not marks:
-            continue
-        low = marks[0][0]
-        lines += ["", "| %s, %s: lr × steps / ulp | bytes per parameter | %s |" % (
-            network, form, " | ".join("%.2g" % m[2] + " (lr %g)" % m[0] * (m[0] != low) for m in marks)),
-                  "|---" * (len(marks) + 2) + "|"]
-        for n, f, moments, arms in STUDIES:
-            for arm in [arm for arm in arms if (n, f) == (network, form) and in_tables(moments, arm)]:
-                cells = [cell(share(rows, n, f, moments, arm, lr, step)) for lr, step, _ in marks]
-                if any(cells):
-                    name = arm + {"bf16": ", moments bf16"}.get(moments, "")
-                    lines.append("| %s | %s | %s |" % (name, bytes_of(f, moments, arm), " | ".join(cells)))
+def arms_of(rows, network):
+    """What is in its table and picture: the arm, what is added to its name, and its share at each mark."""
+    marks = marks_of(rows, network, "bf16")
+    for n, f, moments, arms in STUDIES:
+        for arm in [arm for arm in arms if (n, f) == (network, "bf16") and in_tables(moments, arm)]:
+            shares = [share(rows, n, f, moments, arm, lr, step) for lr, step, _ in marks]
+            if any(shares):
+                yield arm, {"bf16": ", moments bf16"}.get(moments, ""), shares
+
+
+def table(rows, network):
+    marks, bandit = marks_of(rows, network, "bf16"), network == "bandit"
+    low = marks[0][0]
+    names = [("%d%s (%.2g)" % (step, " at %g" % lr * (lr != low), ulps) if bandit else "%.2g" % ulps)
+             for lr, step, ulps in marks]
+    what = "steps (lr × steps / ulp)" if bandit else "lr × steps / ulp"
+    lines = ["", "| %s, bf16%s: %s | %s |" % (network, ", lr %g" % low * bandit, what, " | ".join(names)),
+             "|---" * (len(marks) + 1) + "|"]
+    if bandit:
+        of = lambda lr, step, key: [1 - float(r[key]) for r in rows if (r["network"], r["arm"], r["lr"], r["step"]) ==
+                                    (network, FP32, "%g" % lr, str(step))]
+        mean = lambda values: sum(values) / len(values)
+        lines.append("| fp32: reward, %.4f at first | %s |" % (mean(of(*marks[0][:2], "start")), " | ".join(
+            "%.4f" % mean(of(lr, step, "visible")) for lr, step, _ in marks)))
+    return lines + ["| %s | %s |" % (arm + more, " | ".join(map(cell, shares)))
+                    for arm, more, shares in arms_of(rows, network)]
+
+
+def exports(rows):
     lr = RUNS["digits"][0][0]
-    lines += ["", "| digits, bf16, %d steps at %g | bytes per parameter | visible | full, fp32 | to nearest | "
-              "stochastic |" % (EXPORTS, lr), "|---|---|---|---|---|---|"]
-    for arm in [FP32, "KAHAN", "KAHAN" + DRAWN, "COMPACT" + DRAWN]:
-        lines.append("| %s | %s | %s |" % (arm, bytes_of("bf16", "fp32", arm), " | ".join(
-            cell(share(rows, "digits", "bf16", "fp32", arm, lr, EXPORTS, what))
-            for what in ("visible", "full", "nearest", "stochastic"))))
-    with open(OUT + ".md", "w", encoding="utf-8") as file:
+    lines = ["", "| digits, bf16, %d steps at %g | visible | full, fp32 | to nearest | stochastic |" % (EXPORTS, lr),
+             "|---|---|---|---|---|"]
+    return lines + ["| %s | %s |" % (arm, " | ".join(
+        cell(share(rows, "digits", "bf16", "fp32", arm, lr, EXPORTS, what))
+        for what in ("visible", "full", "nearest", "stochastic")))
+        for arm in [FP32, "KAHAN", "KAHAN" + DRAWN, "COMPACT" + DRAWN]]
+
+
+def write(lines, out):
+    with open(out + ".md", "w", encoding="utf-8") as file:
         file.write("\n".join(lines[1:]) + "\n")
     print("\n".join(lines))
 
 
-def draw(rows):
+def draw(rows, network, title, subtitle):
     plot = fidelity.pyplot()
     figure, ax = plot.subplots(figsize=(7.6, 4.8))
     looks = {MIXED: ("#8c959f", 6), "KAHAN": ("#0b3d91", 2), "COMPACT": ("#218bff", 3), "STOCHASTIC": ("#f08c00", 1.5),
              "NEAREST": ("#d1242f", 1.5), PEERS[0]: ("#8250df", 1.5), PEERS[1]: ("#bc4c00", 1.5)}
-    marks = marks_of(rows, "digits", "bf16")
-    for n, f, moments, arms in STUDIES:
-        for arm in [arm for arm in arms if (n, f) == ("digits", "bf16") and in_tables(moments, arm)]:
-            points = [(ulps, share(rows, n, f, moments, arm, lr, step)) for lr, step, ulps in marks]
-            points = [(x, *pair) for x, pair in points if pair]
-            if points:
-                colour, width = looks[arm.replace(DRAWN, "")]
-                ax.errorbar(*zip(*points), color=colour, linewidth=width, label=arm, zorder=9 - width, elinewidth=1,
-                            linestyle="-" if arm.endswith(DRAWN) or arm in ("STOCHASTIC", "NEAREST") else "--",
-                            marker="o", markersize=width + 2, markeredgewidth=0)
+    marks = marks_of(rows, network, "bf16")
+    for arm, _, shares in arms_of(rows, network):
+        points = [(ulps, *pair) for (_, _, ulps), pair in zip(marks, shares) if pair]
+        colour, width = looks[arm.replace(DRAWN, "")]
+        ax.errorbar(*zip(*points), color=colour, linewidth=width, label=arm, zorder=9 - width, elinewidth=1,
+                    linestyle="-" if arm.endswith(DRAWN) or arm in ("STOCHASTIC", "NEAREST") else "--", marker="o",
+                    markersize=width + 2, markeredgewidth=0)
     ax.set_xscale("log")
     ax.set_xlabel("learning rate × steps / ulp of the median weight")
     ax.set_ylim(-0.1, 1.2)
     ax.set_ylabel("share of fp32's progress in the weights")
     fidelity.legend(figure, ax, 0.7)
-    fidelity.save(figure, "", "With residuals drawn at random the visible weights follow fp32 from the first step on",
-                  "Fine-tuning from bf16 weights. Dashed: residual 0 at first, and master weights", right=0.7)
+    fidelity.save(figure, "", title, subtitle + ". Dashed: residual 0 at first, and master weights", right=0.7)
 
 
 def shown(rows):
@@ -366,6 +384,16 @@ if __name__ == "__main__":
     if not DRAW:
         run_all()
     results = read()
-    tables(results)
-    draw(results)
+    ran = {row["network"] for row in results}
+    if "digits" in ran:
+        fidelity.OUT = OUT
+        write([line for name in ("digits", "transformer") if name in ran for line in table(results, name)] +
+              exports(results), OUT)
+        draw(results, "digits", "With residuals drawn at random the visible weights follow fp32 from the first step on",
+             "Fine-tuning from bf16 weights")
+    if "bandit" in ran:
+        fidelity.OUT = BANDITS
+        write(table(results, "bandit"), BANDITS)
+        draw(results, "bandit", "With residuals drawn at random the visible weights earn fp32's reward from the start",
+             "A policy gradient from bf16 weights")
     sys.exit(not shown(results))

@@ -73,7 +73,7 @@ case "${1:-}" in
 bench)
     ./build.sh bench cliffs --markdown >$out/cliffs
     sed -n '/^AdamW on .*, in cache/,$p' $out/cliffs | sed '/, DRAM:/,$d' |
-        awk '/^AdamW on / && ++sets > 1 { exit } { print }' | fill docs/benchmarks.md 'cliffs in cache'
+        awk '/^Every rule/ { exit } { print }' | fill docs/benchmarks.md 'cliffs in cache'
     if [ -d build/peers/torch ]; then
         ./build.sh bench torch >$out/torch && fill docs/pytorch.md torch <$out/torch
     else # Debian's is years old
@@ -101,11 +101,18 @@ fidelity) # draw: from the last run
         copy build/bench/fidelity_$name.svg docs/fidelity_$name.svg
     done
     ;;
-finetuning) # draw: from the last run
+finetuning) # bandit: this alone; draw: from the last run
     shift
     ./build.sh bench finetuning "$@" >$out/finetuning || { cat $out/finetuning >&2 && fail "bench finetuning fails"; }
-    fill docs/fine-tuning.md finetuning <build/bench/finetuning.md
-    copy build/bench/finetuning.svg docs/finetuning.svg
+    case " $* " in
+    *' bandit '*) ;;
+    *)
+        fill docs/fine-tuning.md finetuning <build/bench/finetuning.md
+        copy build/bench/finetuning.svg docs/finetuning.svg
+        ;;
+    esac
+    fill docs/fine-tuning.md 'finetuning bandit' <build/bench/finetuning_bandit.md
+    copy build/bench/finetuning_bandit.svg docs/finetuning_bandit.svg
     ;;
 scale) # goes on with the last run; draw: from it as it is
     shift

@@ -11,7 +11,7 @@ try() { # try COMPILER FLAGS... (-z now: not with the stack of the linker, which
         $out/stack >$out/log 2>&1
     report $? "$*"
     sed -n 's/^[a-z ]*ok [0-9]* - \([a-z0-9]*, .*\): \([0-9]*\) bytes, .*/\2 \1/p' $out/log | sed "s/^/#     /"
-    case $* in clang*-O0*) group=clang ;; *-O0*) group=gcc ;; *) group=all ;; esac
+    case $* in clang*-O0*) group=clang ;; *) group=all ;; esac
     case $* in *NO_SIMD*) isa=none ;; *) isa='\1' ;; esac
     sed -n "s/^[a-z ]*ok [0-9]* - \([a-z0-9]*\), \(.*\): \([0-9]*\) bytes, at most \([0-9]*\)$/$group,\2,$isa,\3,\4/p" \
         $out/log >$out/measured
@@ -24,7 +24,7 @@ agree() { # what of the last build is not in the table: another limit, or more t
     sed -n '/^<!-- figures: stack -->$/,/^<!-- end -->$/p' docs/vendoring.md | tr -d ',' |
         awk -F '[ ]*[|][ ]*' -v measured=$out/measured '
             BEGIN {
-                split("all gcc clang", levels, " ")
+                split("all clang", levels, " ")
                 split("all else,moments in 8 bits,vector mathematics", classes, ",")
                 while ((getline line <measured) > 0) {
                     split(line, f, ",")
@@ -48,7 +48,7 @@ agree() { # what of the last build is not in the table: another limit, or more t
                 if (bytes[at] > 1.05 * figure || limit[at] != bound)
                     print at ": " bytes[at] " of " limit[at] ", the page has " figure " of " bound
             }
-            END { if (rows != 9) print rows + 0 " rows instead of 9" }'
+            END { if (rows != 6) print rows + 0 " rows instead of 6" }'
 }
 table() {
     awk -F, '
@@ -69,7 +69,6 @@ table() {
             print "| | limit | AVX-512 | AVX2 | SSE2 | limit | their scalar code | limit | without vectors |"
             print "|---|---|---|---|---|---|---|---|---|"
             rows("all", "")
-            rows("gcc", "gcc `-O0`: ")
             rows("clang", "clang `-O0`: ")
         }' $out/all
 }
