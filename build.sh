@@ -16,6 +16,7 @@ usage: ./build.sh demo [--fp16] [FILE]     train a byte language model on FILE
        ./build.sh demo --rule adam_atan2   ... by Adam-atan2, beside AdamW
        ./build.sh examples [NAME [...]]    lists docs/examples; builds and runs one
        ./build.sh python [cuda]            the package for Python: build/python
+       ./build.sh python wheel             ... its wheel and sdist, checked: build/dist
        ./build.sh web [build]              the playground, in build/web; serves it
        ./build.sh test [--no-skip]         all parts, some by turns (a skip fails)
        ./build.sh test --all [--no-skip]   all parts, and all of each: hours
@@ -27,7 +28,7 @@ usage: ./build.sh demo [--fp16] [FILE]     train a byte language model on FILE
        ./build.sh bench [WORD...]          the bits, then the memory roofline
        ./build.sh bench help               ... and what else can be measured
        ./build.sh figures                  updates those of demo and theorem1 in docs
-       ./build.sh figures NAME             ... bench firmware stack fidelity finetuning scale tasks
+       ./build.sh figures NAME             ... bench bytes firmware stack fidelity finetuning scale tasks
        ./build.sh setup                    installs what the tests use, as root
 TEXT
 }
@@ -125,7 +126,8 @@ newer_library() { # newer_library FOLDER: is its library newer than all that it 
         [ -z "$(find kahan_opt.h docs/examples/python -name '*.[hp]*' -newer "$1/kahan_opt/libkahan_opt.so")" ]
 }
 python() {
-    knows python cuda "$@"
+    knows python 'cuda wheel' "$@"
+    [ "${1:-}" != wheel ] || exec env "CC=$CC" python3 tests/examples/wheel.py build/dist
     python_library build/python "$@"
     echo "build/python has the package for Python: PYTHONPATH=build/python python3 -c 'import kahan_opt'"
 }
@@ -151,7 +153,7 @@ bench) . bench/run.sh && bench "$@" ;;
 mutants) exec sh tests/robust/mutants.sh "$@" ;;
 web) knows web 'build test picture' "$@" && exec sh docs/playground/run.sh "$@" ;;
 figures)
-    knows figures 'bench firmware stack fidelity finetuning bandit scale tasks draw' "$@"
+    knows figures 'bench bytes firmware stack fidelity finetuning bandit scale tasks draw' "$@"
     exec sh docs/figures.sh "$@"
     ;;
 -h | --help | help) usage ;;

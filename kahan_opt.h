@@ -32,6 +32,7 @@
        KOPT_KAHAN         16-bit compensation, stochastic   4     2^-31     2^-33    the default
        KOPT_EXACT         low 16 bits of the fp32 weight    4     2^-22     2^-24    fp32 master weights, bit for bit
        KOPT_COMPACT       8-bit compensation, stochastic    3     2^-22     2^-24    most of Kahan for one byte less
+       KOPT_FEEDBACK      nothing; the first moment pays    2     2^-22     2^-24    for Adam and momentum; flickers
        KOPT_STOCHASTIC    nothing; the weight is unbiased   2     2^-22     2^-24    noisy
        KOPT_NEAREST       nothing                           2     2^-6      2^-8     stalls: the baseline
 
@@ -52,7 +53,7 @@
        VOCABULARIES               KERNELS                 DISPATCH                    TILES
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 900
+#if defined(KOPT_VERSION) && KOPT_VERSION != 1000
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
@@ -152,10 +153,11 @@
    fp32 weights, bf16 copy      4 + 2     2        -         8        16    classic mixed precision
    bf16 KAHAN or EXACT            2       2        2         4        10
    bf16 COMPACT                   2       2        1         4         9
-   bf16 STOCHASTIC or NEAREST     2       2        -         4         8
+   bf16 FEEDBACK or STOCHASTIC    2       2        -         4         8
    bf16 KAHAN, 8-bit second m.    2       2        2         3.02      9.02
    bf16 COMPACT, 8-bit second m.  2       2        1         3.02      8.02
    bf16 COMPACT, 8-bit moments    2       2        1         2.03      7.03
+   bf16 FEEDBACK, 8-bit moments   2       2        -         2.03      6.03
    Instead of 2 moments, EMA and SGD without momentum keep 0, SGD with momentum and Lion 1, AMSGrad 3 and Adan 4.
    Ranger keeps 2 and a second copy of weight and residual. Without a gradient buffer (step each tensor as soon as its
    gradient exists, then reuse the buffer), subtract 2.
@@ -163,7 +165,7 @@
    VERSION HISTORY: docs/CHANGELOG.md
 */
 
-#define KOPT_VERSION 900 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
+#define KOPT_VERSION 1000 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -267,14 +269,14 @@ typedef enum kopt_format {
     KOPT_BF16 = 1, /* kopt_bf16 */
     KOPT_FP16 = 2, /* kopt_fp16 */
     KOPT_Q8 = 3,   /* moments and compressed gradients only: 8-bit codes and one byte of scale per 64 values
-                      (docs/numerics.md section 6b). Steps have the length of those with fp32 moments, within 2 %
-                      on average, beside an outlier of up to 2e4 in the block; with a beta1 of 0.9 their noise is 5 to
-                      17 %, with 0.99 above 25 % (docs/evidence.md) */
+                      (docs/numerics.md section 6b). Steps of Adam have the length of those with fp32 moments, within
+                      3 % on average, beside an outlier of up to 1e4 in the block, and a noise of 8 to 31 %; from a
+                      beta1 of 0.99 on, keep first moments in bf16 (docs/evidence.md) */
     KOPT_Q1 = 4    /* compressed gradients only: signs and one fp32 scale per 256 values */
 } kopt_format;
 
-/* Bytes of n values, scales included; 0 if there is no such format or n is too large. If n is a multiple of 64 (KOPT_Q8)
-   or 256 (KOPT_Q1), it is also the offset of element n in a longer code. */
+/* Bytes of n values, scales included; 0 if there is no such format or n is too large. If n is a multiple of 64
+   (KOPT_Q8) or 256 (KOPT_Q1), it is also the offset of element n in a longer code. */
 KOPT_API_ size_t kopt_format_size(kopt_format format, size_t n);
 
 /* How a value is rounded to 16 bits, and what is kept of the part that is cut off. */
@@ -283,8 +285,14 @@ typedef enum kopt_rounding {
     KOPT_STOCHASTIC = 1, /* away from zero with a probability equal to the fraction of an ulp cut off: unbiased */
     KOPT_KAHAN = 2,      /* to nearest (bf16: ties away); a 16-bit compensation holds the residual (fp16: * 2^11) */
     KOPT_COMPACT = 3,    /* to nearest, ties away; an 8-bit integer holds the residual in units of 2^-8 ulp */
-    KOPT_EXACT = 4       /* to nearest, ties away; a 16-bit integer holds the residual in units of 2^-16 ulp: all of
+    KOPT_EXACT = 4,      /* to nearest, ties away; a 16-bit integer holds the residual in units of 2^-16 ulp: all of
                             the fp32 value (fp16: multiples of 2^-40, which is all of it from 2^-17 on) */
+    KOPT_FEEDBACK = 5    /* STOCHASTIC, and the first moment pays the rounding error back in the next steps (ECO, 2026;
+                            docs/numerics.md section 3a). For Adam, RAdam, Adan and SGD with momentum; beta1 or momentum
+                            above 0 and at most 0.999; first moments in fp32, or stochastic in bf16 or 8 bits. Weights
+                            flicker by an ulp, also where gradients are 0, and the first moment is no mean of gradients.
+                            Where the rate of a tensor rises, its first moment is cut by the same factor. A step of
+                            element 0 stores the rate: step that element in each step */
 } kopt_rounding;
 
 /* Update rules. docs/numerics.md sections 5 to 6a have their formulas. */
@@ -1001,7 +1009,7 @@ typedef struct kopt_state_arrays {
                                    KOPT_FP16 and KOPT_Q8 a mean of squares is stored as its root */
     void *scale[4];             /* KOPT_Q8: of each moment (n + 63) / 64 bytes; otherwise NULL */
     void *slow, *slow_residual; /* Ranger: n values like the weights, and like the residual */
-    void *reserved_;            /* NULL */
+    void *rates;                /* FEEDBACK: 16 bytes, aligned to 4: a step (uint32_t) and its rate (float), twice */
 } kopt_state_arrays;
 
 /* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
@@ -1763,6 +1771,7 @@ typedef unsigned char kopt_byte_;
 
 enum {
     KOPT_HEADER_ = 64,       /* bytes of a state block before its arrays */
+    KOPT_RATES_ = 32,        /* where in it FEEDBACK has the 16 bytes of its rates */
     KOPT_BLOCK_VERSION_ = 2, /* of the layout of a state block */
     KOPT_RANDOM_STEP_ = 0,   /* from here on: streams of random bits, section 7 */
     KOPT_RANDOM_CONVERT_ = 1,
@@ -1801,8 +1810,8 @@ KOPT_INLINE_ uint32_t kopt_exponent_q8_(uint32_t largest, int square) {
 KOPT_INLINE_ uint32_t kopt_scale_q8_(uint32_t exponent) {
     return (exponent << 23) + ((uint32_t)(exponent == 255) << 22);
 }
-/* Do vectors decode and encode with 2^(exponent - 127) folded into their constants? Not if a number may be subnormal, or
-   a constant overflow. */
+/* Do vectors decode and encode with 2^(exponent - 127) folded into their constants? Not if a number may be subnormal,
+   or a constant overflow. */
 KOPT_INLINE_ int kopt_scale_folds_(uint32_t exponent) { return exponent - 40 < 184; }
 /* The largest magnitude that has a code, 31/16 * 2^127. Larger ones are coded like it. */
 #define KOPT_LARGEST_Q8_ 0x7F780000u
@@ -1837,7 +1846,7 @@ typedef struct kopt_begun_ {
                                 by 1.003, from step 2 on */
     float eps;            /* that of kopt_optimizer; Adam-atan2: 2^-126 */
     uint32_t step;        /* number of the step, from 1; 0: a step that has not begun */
-    uint32_t zero;        /* 0; no padding, of which a kopt_step would get bytes that nobody has set */
+    float feedback;       /* FEEDBACK: the share of an error that the first moment takes, times the rate; otherwise 0 */
     uint64_t seed;
     float sharpness;  /* Lion: 0: sign(c); above 0: smooth Lion */
     float slow_scale; /* Ranger: 1 - lookahead_rate, the coefficient of the slow weight in a synchronization */
@@ -1856,6 +1865,7 @@ typedef struct kopt_job_ {
     uint64_t first;           /* global index of element 0 */
     uint32_t id, stream;      /* of the random bits */
     float rate, weight_decay, l2;
+    float beta1, feedback; /* of the first moment; FEEDBACK: the factor of the error of a weight, otherwise 0 */
 } kopt_job_;
 
 /* The conversion of an array. */
@@ -1894,7 +1904,7 @@ typedef struct kopt_tool_ {
 #define KOPT_SCALARS_ static KOPT_NOINLINE_ /* no operation may move out of the FP environment of the call */
 #endif
 
-enum { KOPT_LAST_RULE_ = KOPT_RULE_ADAM_ATAN2, KOPT_LAST_ROUNDING_ = KOPT_EXACT };
+enum { KOPT_LAST_RULE_ = KOPT_RULE_ADAM_ATAN2, KOPT_LAST_ROUNDING_ = KOPT_FEEDBACK };
 #ifdef KAHAN_OPT_VMATH
 enum { KOPT_HAS_VMATH_ = 1 };
 #else
@@ -1919,7 +1929,8 @@ KOPT_ALWAYS_INLINE_ int kopt_holds_roots_(kopt_format format) {
 }
 
 KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
-    if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC) return 0;
+    if (format == KOPT_F32 || rounding == KOPT_NEAREST || rounding == KOPT_STOCHASTIC || rounding == KOPT_FEEDBACK)
+        return 0;
     return rounding == KOPT_COMPACT ? 1 : 2;
 }
 
@@ -2064,6 +2075,7 @@ KOPT_INLINE_ float kopt_to_float_(double x) {
 #define KOPT_DOUBLE_(literal, high, low) kopt_bits_to_f64_(((uint64_t)(high) << 32) + (low))
 #define KOPT_1E_MINUS_6_ KOPT_DOUBLE_(1e-6, 0x3EB0C6F7u, 0xA0B5ED8Du)
 #define KOPT_BELOW_1_ KOPT_DOUBLE_(0.99999999999999989, 0x3FEFFFFFu, 0xFFFFFFFFu)
+#define KOPT_0_999_ KOPT_DOUBLE_(0.999, 0x3FEFF7CEu, 0xD916872Bu)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
@@ -2328,6 +2340,7 @@ typedef struct kopt_kind_ {
     kopt_format weight, grad, first, second; /* first, second: of the moments (see kopt_moment_format_()) */
     kopt_rounding rounding, moment_rounding, residual_rounding;
     int moment_count, nesterov;
+    int feedback; /* KOPT_FEEDBACK: rounding is KOPT_STOCHASTIC then */
 } kopt_kind_;
 
 KOPT_ALWAYS_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j) {
@@ -2339,7 +2352,8 @@ KOPT_ALWAYS_INLINE_ kopt_kind_ kopt_kind_of_(const kopt_job_ *j) {
     kind.grad = j->grad_format;
     kind.first = s->moment_count == 0 ? KOPT_F32 : s->first_moment_format;
     kind.second = s->moment_count == 0 ? KOPT_F32 : s->second_moment_format;
-    kind.rounding = s->rounding;
+    kind.feedback = s->rounding == KOPT_FEEDBACK && j->weight_format != KOPT_F32;
+    kind.rounding = s->rounding == KOPT_FEEDBACK ? KOPT_STOCHASTIC : s->rounding;
     kind.moment_rounding = s->moment_rounding;
     kind.residual_rounding = s->residual_rounding;
     kind.moment_count = s->moment_count;
@@ -2710,6 +2724,15 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     }
 }
 
+/* KOPT_FEEDBACK needs a first moment that pays debts back without bias. Those of fp16 can be too large for it. */
+static int kopt_feedback_fits_(kopt_rounding rounding, kopt_rule rule, int moment_count, kopt_format first,
+                               kopt_rounding moment_rounding, double decay) {
+    const unsigned rules = 1u << KOPT_RULE_SGD | 1u << KOPT_RULE_ADAM | 1u << KOPT_RULE_RADAM | 1u << KOPT_RULE_ADAN;
+    return rounding != KOPT_FEEDBACK ||
+           ((rules >> rule & 1u) != 0 && moment_count > 0 && kopt_between_(decay, 0, KOPT_0_999_) &&
+            !kopt_is_zero_(decay) && first != KOPT_FP16 && (first == KOPT_F32 || moment_rounding == KOPT_STOCHASTIC));
+}
+
 /* Refuses what does not hold, with words for a human. What uses it is inlined, so that a program without
    kopt_explain() has no words. */
 #define MUST_(condition, error, why) \
@@ -2770,6 +2793,11 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *
     MUST_(opt->rule != KOPT_RULE_LION || KOPT_HAS_VMATH_ || kopt_is_zero_(opt->sharpness), OPTION,
           "sharpness: smooth Lion needs KAHAN_OPT_VMATH");
     MUST_(opt->rule != KOPT_RULE_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0");
+    MUST_(kopt_feedback_fits_(opt->rounding, opt->rule, kopt_moments_(opt), opt->first_moment_format,
+                              opt->moment_rounding, opt->rule == KOPT_RULE_SGD ? opt->momentum : opt->beta1),
+          OPTION,
+          "rounding: KOPT_FEEDBACK is for Adam, RAdam, Adan and SGD with momentum; beta1 or momentum above 0 "
+          "and at most 0.999; first moments in fp32, or with moment_rounding KOPT_STOCHASTIC in bf16 or 8 bits");
     return KOPT_OK;
 }
 
@@ -2813,7 +2841,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *o
     s->unrectified = s->sync = 0;
     s->stable = opt->rule == KOPT_RULE_ADAM && opt->stable;
     s->seed = opt->seed;
-    s->zero = 0;
+    s->feedback = 0;
     s->slow_scale = 0;
 }
 
@@ -2903,6 +2931,11 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     if (!kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
 #endif
     if (rule != KOPT_RULE_ADAN) s->undecayed_rate = s->rate;
+    if (opt->rounding == KOPT_FEEDBACK) {
+        const int sgd = rule == KOPT_RULE_SGD;
+        s->feedback = sgd ? kopt_div_(kopt_one_minus_(opt->momentum), s->extrapolation) : kopt_div_(s->gain1, s->beta1);
+        if (sgd && opt->nesterov) s->feedback = kopt_div_(s->feedback, s->extrapolation);
+    }
     return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay);
 }
 
@@ -3124,8 +3157,9 @@ static KOPT_NOINLINE_ kopt_result kopt_check_arrays_(const kopt_tensor *t, const
     const int ranger = l->rule == KOPT_RULE_RANGER;
     int m;
     if (a->size != sizeof *a) return KOPT_ERROR_SIZE;
-    if (t->state != NULL || a->reserved_ != NULL) return KOPT_ERROR_OPTION;
+    if (t->state != NULL) return KOPT_ERROR_OPTION;
     if (t->n == 0) return KOPT_OK;
+    if (l->rounding == KOPT_FEEDBACK && a->rates == NULL) return KOPT_ERROR_NULL;
     for (m = 0; m < l->moment_count; m++)
         if (a->moment[m] == NULL || (kopt_has_scales_(kopt_format_in_layout_(l, m)) && a->scale[m] == NULL))
             return KOPT_ERROR_NULL;
@@ -3141,7 +3175,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_block_(const kopt_tensor *t, co
     if (t->arrays != NULL) {
         const kopt_result result = kopt_check_arrays_(t, l);
         MUST_(result != KOPT_ERROR_SIZE, SIZE, "arrays: size must be sizeof(kopt_state_arrays)");
-        MUST_(result != KOPT_ERROR_OPTION, OPTION, "arrays: with them state must be NULL, and reserved_ of them, too");
+        MUST_(result != KOPT_ERROR_OPTION, OPTION, "arrays: with them state must be NULL");
         MUST_(result != KOPT_ERROR_NULL, NULL, "arrays: one that the options need is NULL");
         return KOPT_OK;
     }
@@ -3301,6 +3335,8 @@ static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
                    (unsigned)s->first_moment_format <= (unsigned)KOPT_Q8 &&
                    (unsigned)s->second_moment_format <= (unsigned)KOPT_Q8 &&
                    (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
+                   kopt_feedback_fits_(s->rounding, s->rule, s->moment_count, s->first_moment_format,
+                                       s->moment_rounding, KOPT_0_999_) &&
                    ((unsigned)s->moment_rounding | (unsigned)s->residual_rounding) <= 1u &&
                    (!s->stable || s->rule == KOPT_RULE_ADAM) && (!s->sync || s->rule == KOPT_RULE_RANGER) &&
                    (!s->unrectified || s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER)
@@ -3400,6 +3436,11 @@ KOPT_SMALL_FN_ void kopt_place_state_(kopt_job_ *job, const kopt_layout_ *l, con
     }
 }
 
+/* The two steps with their rates of KOPT_FEEDBACK. */
+static kopt_byte_ *kopt_rates_of_(const kopt_tensor *t) {
+    return t->arrays != NULL ? (kopt_byte_ *)t->arrays->rates : (kopt_byte_ *)t->state + KOPT_RATES_;
+}
+
 /* The scales of an 8-bit moment. */
 static kopt_byte_ *kopt_scale_of_(const kopt_job_ *job, int m) {
     return job->arrays != NULL ? (kopt_byte_ *)job->arrays->scale[m] : job->moment[m] + job->scale;
@@ -3416,6 +3457,8 @@ KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const 
     job->rate = t->no_decay ? s->undecayed_rate : s->rate;
     job->weight_decay = t->no_decay ? 0 : s->weight_decay;
     job->l2 = t->no_decay ? 0 : s->l2;
+    job->beta1 = s->beta1;
+    job->feedback = 0;
     job->copy = (kopt_byte_ *)t->copy;
     job->weight_format = t->weight_format;
     job->grad_format = t->grad_format;
@@ -3437,6 +3480,25 @@ static void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, cons
                           size_t end, kopt_norm *norm);
 static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n);
 
+/* KOPT_FEEDBACK (section 3a): a debt in the first moment is in units of the rate at which it was made. Where the rate
+   rises, the first moment is cut, or it would be paid many times over. The state has two places for a step and its
+   rate: ranges of a step, in any order, read what earlier steps wrote, and that of element 0 writes the older one. */
+static void kopt_guard_(kopt_job_ *job, const kopt_tensor *t) {
+    const kopt_begun_ *const s = job->step;
+    kopt_byte_ *const rates = kopt_rates_of_(t);
+    const uint32_t a = kopt_load32_(rates), b = kopt_load32_(rates + 8);
+    const int second = b < s->step && (b > a || a >= s->step);
+    kopt_byte_ *const newer = second ? rates + 8 : rates, *const older = second ? rates : rates + 8;
+    const uint32_t last = (second ? b : a) - 1 < s->step - 1 ? kopt_load32_(newer + 4) : 0; /* bits; no step is 0 */
+    const float rate = kopt_is_zero_(t->rate_scale) ? job->rate : kopt_mul_(job->rate, kopt_to_float_(t->rate_scale));
+    const float feedback = kopt_div_(s->feedback, rate);
+    if (kopt_as_u32_(rate) > last) job->beta1 = kopt_mul_(s->beta1, kopt_div_(kopt_as_f32_(last), rate));
+    if (!s->moments_only && !s->unrectified && kopt_finite_(feedback)) job->feedback = feedback; /* not at rate 0 */
+    if (job->begin != 0 || kopt_as_u32_(rate) == 0) return;
+    kopt_store32_(older, s->step);
+    kopt_store32_(older + 4, kopt_as_u32_(rate));
+}
+
 /* Steps elements [begin, end); all of them, if StableAdamW has to measure the tensor. */
 static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_tensor *t, size_t begin, size_t end) {
     kopt_environment_ environment;
@@ -3451,6 +3513,7 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_te
     }
     kopt_make_job_(&job, l, s, t, begin, end);
     kopt_enter_(&environment);
+    if (s->rounding == KOPT_FEEDBACK && t->weight_format != KOPT_F32) kopt_guard_(&job, t);
     if (measures) scale = kopt_stable_from_norm_(&norm, t->n);
     if (s->stable && !kopt_is_zero_(t->stable_scale)) scale = kopt_to_float_(t->stable_scale);
     if (!kopt_is_zero_(t->rate_scale)) scale = kopt_mul_(kopt_to_float_(t->rate_scale), scale); /* 0 means 1 */
@@ -4418,6 +4481,7 @@ typedef struct scalars_ {
     int smooth;
 #endif
     vf32_ slow_scale; /* 1 - lookahead_rate */
+    vf32_ feedback;
     int use_scale, use_l2, use_decay, zero_grad, moments_only, unrectified, sync, first_step;
 } scalars_;
 
@@ -4436,6 +4500,7 @@ FN_ scalars_ K_(splat_step)(const kopt_begun_ *s, float rate, float decay, float
     k.extrapolation = splat_(s->extrapolation);
     k.third_scale = splat_(s->third_scale);
     k.slow_scale = splat_(s->slow_scale);
+    k.feedback = splat_(0);
     k.rate = splat_(rate);
     k.root_scale = splat_(s->root_scale);
     k.eps = splat_(s->eps);
@@ -4455,6 +4520,13 @@ FN_ scalars_ K_(splat_step)(const kopt_begun_ *s, float rate, float decay, float
 }
 
 #if KOPT_PASS_ < KOPT_PASS_CUDA_ /* CUDA has loads, stores and loops of its own */
+FN_ scalars_ K_(splat_job)(const kopt_job_ *j) {
+    scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
+    k.beta1 = splat_(j->beta1);
+    k.feedback = splat_(j->feedback);
+    return k;
+}
+
 /* ---- loads and stores of n lanes ---- */
 
 /* How many of n elements, from element i on, one vector takes. */
@@ -4612,9 +4684,9 @@ FN_ vf32_ K_(inverse_scale_q8)(uint32_t scale, int square) {
     return as_f32_(isplat_((square ? 0x8B000000u : 0x7F800000u) - scale));
 }
 
-/* The place of a number among the codes, in the upper half. y: the number times inverse_scale_q8(), below 4; or, if it is
-   no root, that times 2^power. r: 16 random bits, or 2^15 to round to nearest. The low byte of the place of a number that
-   is no root is its code. */
+/* The place of a number among the codes, in the upper half. y: the number times inverse_scale_q8(), below 4; or, if it
+   is no root, that times 2^power. r: 16 random bits, or 2^15 to round to nearest. The low byte of the place of a number
+   that is no root is its code. */
 FN_ vu32_ K_(place_q8)(vf32_ y, int square, int power, vu32_ r) {
     const vu32_ u = as_u32_(y);
     vu32_ mag;
@@ -4624,8 +4696,8 @@ FN_ vu32_ K_(place_q8)(vf32_ y, int square, int power, vu32_ r) {
         const vu32_ high = iadd_(shr_(iadd_(u, isplat_(2)), 2), isplat_(0u - 0x0DC80000u));
         return iadd_(imax_(low, high), r);
     }
-    /* 16 codes in each of the upper four binades, then 8, 4, 2, 1: the word, shifted right by 2, as a float. 2^-20 apart
-       below that. c: 2^16 times the place; adding 2^23 makes it an integer, in the low bits */
+    /* 16 codes in each of the upper four binades, then 8, 4, 2, 1: the word, shifted right by 2, as a float. Below
+       that, 2^-20 apart. c: 2^16 times the place; adding 2^23 makes it an integer, in the low bits */
     mag = and_(u, isplat_(0x7FFFFFFFu));
     c = min_(as_f32_(iadd_(shr_(iadd_(mag, isplat_(2)), 2), isplat_(0x3AE00000u - ((uint32_t)power << 21)))),
              mul_(as_f32_(mag), as_f32_(isplat_((uint32_t)(127 + 36 - power) << 23))));
@@ -5300,7 +5372,8 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(vmath)(const kopt_vmath_job_ *j) {
 
 /* Sections 4 to 6a: gradient and moments in, the direction out. It is what the rate multiplies in the update. */
 
-/* The moments of a weight, as in kopt_slot: a rule replaces old by new. root: the roots of the new means of squares. */
+/* The moments of a weight, as in kopt_slot: a rule replaces old by new. root: the roots of the new means of squares;
+   root[0]: what the first moment is divided by in the direction, or 1. */
 typedef struct moments_ {
     vf32_ x[4], root[4];
 } moments_;
@@ -5338,6 +5411,7 @@ FN_ vf32_ K_(max_abs)(vf32_ a, vf32_ b) { return as_f32_(imax_(K_(abs_u32)(a), K
 FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensation, vf32_ g, moments_ *p) {
     vf32_ x, denominator;
     p->root[0] = p->root[1] = p->root[2] = p->root[3] = g; /* any value */
+    p->root[0] = splat_(1);
     /* section 4: the gradient */
     if ((k->use_scale | k->use_l2) != 0) { /* one test: most steps have neither. A scale of 1 changes no number */
         g = mul_(g, k->grad_scale);
@@ -5368,7 +5442,8 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         g = add_(g, mul_(k->extrapolation, change));
         p->x[1] = K_(moving_average)(k->beta3, mul_(k->gain3, g), p->x[1], g);
         p->root[1] = sqrt_(p->x[1]);
-        return div_(add_(p->x[0], mul_(k->third_scale, p->x[2])), add_(mul_(p->root[1], k->root_scale), k->eps));
+        p->root[0] = add_(mul_(p->root[1], k->root_scale), k->eps);
+        return div_(add_(p->x[0], mul_(k->third_scale, p->x[2])), p->root[0]);
     }
 
     if (kind.rule != KOPT_RULE_ADAM && kind.rule != KOPT_RULE_ADAM_ATAN2)
@@ -5382,7 +5457,7 @@ FN_ vf32_ K_(rule)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compensati
         denominator = p->root[2] = sqrt_(p->x[2]);
     }
     if (k->unrectified) return p->x[0]; /* RAdam and Ranger in their first steps */
-    denominator = add_(mul_(denominator, k->root_scale), k->eps);
+    p->root[0] = denominator = add_(mul_(denominator, k->root_scale), k->eps);
 #ifdef KAHAN_OPT_VMATH
     if (kind.rule == KOPT_RULE_ADAM_ATAN2) return K_(step_atan2)(p->x[0], denominator);
 #endif
@@ -5481,6 +5556,24 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
     return kahan ? u : *residual;
 }
 
+/* KOPT_FEEDBACK (section 3a): the first moment, less what brings the error of the weight back. x: the direction. Rounds
+   the weight as commit does: *stored, in the upper half, before flushing; *largest: in fp16 its magnitude before. */
+FN_ vf32_ K_(pay_back)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ x, const moments_ *p,
+                       vu32_ r, vu32_ *stored, vu32_ *largest) {
+    const uint32_t finite = kind.first == KOPT_BF16 ? 0x7F7F0000u : 0x7F7FFFFFu;
+    const vf32_ u = K_(update)(k, x, w), y = sub_(w, u);
+    vf32_ error, m;
+    *stored = K_(round16)(y, kind.weight, KOPT_STOCHASTIC, r, c);
+    if (kind.weight == KOPT_FP16) *largest = and_(as_u32_(y), c->abs_mask);
+    error = widen_fp16_(shr_(*stored, 16));
+    if (kind.weight == KOPT_BF16)
+        error = as_f32_(select_or_zero_(igt_(and_(*stored, c->abs_mask), c->subnormal), and_(*stored, c->upper)));
+    error = sub_(sub_(w, error), u);
+    m = sub_(p->x[0], mul_(mul_(k->feedback, error), p->root[0]));
+    if (LANES_ > 1 && kopt_unbuffered_(kind.first) != KOPT_F32) return m; /* if too large, scalar code is next */
+    return as_f32_(select_(igt_(and_(as_u32_(m), c->abs_mask), isplat_(finite)), as_u32_(p->x[0]), as_u32_(m)));
+}
+
 /* A moment rounded to 16 bits, in the upper half. rooted: the array is fp16 and stores root, that of a mean of squares,
    in its place; a positive root never becomes 0. */
 FN_ vu32_ K_(round_moment)(vf32_ x, kopt_format format, int rooted, vf32_ root, kopt_rounding how, vu32_ r,
@@ -5551,6 +5644,11 @@ FN_ vf32_ K_(direction)(kopt_kind_ kind, const scalars_ *k, vf32_ w, vf32_ compe
     p.x[0] = p.x[1] = p.x[2] = p.x[3] = w; /* any value: a rule reads only the moments that it has */
     EACH_MOMENT_ p.x[m] = K_(load_moment)(kind, e, m);
     x = K_(rule)(kind, k, w, compensation, K_(widen)(e->grad, kind.grad), &p);
+    if (kind.feedback) {
+        const constants_ c = K_(make_constants)();
+        vu32_ stored, largest = 0;
+        p.x[0] = K_(pay_back)(kind, k, &c, w, x, &p, K_(random16)(r, 0), &stored, &largest);
+    }
     EACH_MOMENT_ e->moment[m] = K_(encode_moment)(kind, m, p.x[m], p.root[m], r);
     return x;
 }
@@ -5652,7 +5750,7 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
    buffer holds a pair of so many elements, first the even ones, then the odd ones. */
 static KOPT_NOINLINE_ KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages,
                                                                    kopt_byte_ *x, size_t pair) {
-    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
+    const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = kopt_kind_of_(j);
     const kopt_philox_key_ cipher = kopt_make_philox_key_(j->step->seed, j->step->step, j->id, j->stream);
     const int random = kopt_needs_random_(kind);
@@ -5701,6 +5799,7 @@ typedef struct half_pair_ {
     moments_ moments;
     vu32_ u[4];    /* rounded moments, in the upper halves */
     vu32_ largest; /* the largest magnitude before rounding (fp16; with CHECK_UNROUNDED_ bf16, too) */
+    vu32_ weight;  /* FEEDBACK: new weights, in the upper halves; largest has the magnitudes of those in fp16, too */
 } half_pair_;
 
 /* The rule, and the rounding of its moments, for the first or the second vector of a pair. number: number 0 of both
@@ -5711,6 +5810,10 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
     vu32_ largest = isplat_(0);
     int m;
     h->u[0] = h->u[1] = h->u[2] = h->u[3] = number; /* any value */
+    h->weight = largest;
+    if (kind.feedback)
+        h->moments.x[0] = K_(pay_back)(kind, k, c, w, x, &h->moments, K_(random_half)(number, second, order, c),
+                                       &h->weight, &largest);
     h->largest = largest;
     if (kopt_unbuffered_(kind.first) == KOPT_F32 && kopt_unbuffered_(kind.second) == KOPT_F32) return x;
     EACH_MOMENT_ {
@@ -5923,8 +6026,8 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
 }
 
 /* The first stage of a pair: updates the moments. *x: the direction. w_buffer, compensation_buffer: the weights in
-   fp32, if the rule reads them; NULL: they are loaded from memory. Returns 0, with nothing stored, if the pair
-   needs the scalar code. */
+   fp32, if the rule or FEEDBACK reads them; NULL: they are loaded from memory, and FEEDBACK, which rounds bf16 weights
+   here, stores them, too. Returns 0, with nothing stored, if the pair needs the scalar code. */
 FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, const constants_ *c, size_t i,
                            const float *w_buffer, const float *compensation_buffer, const random_pair_ *r, int order,
                            pair_ *x) {
@@ -5932,7 +6035,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     pair_ w = g, compensation = g;
     half_pair_ a, b;
     int m;
-    if (k->use_l2 || kind.rule == KOPT_RULE_EMA) {
+    if (k->use_l2 || kind.rule == KOPT_RULE_EMA || kind.feedback) {
         if (w_buffer == NULL) {
             w = K_(load_weight_pair)(j, kind, i, order, c, &compensation, NULL);
         } else {
@@ -5954,6 +6057,15 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     if (kind.grad != kind.weight || (kind.moment_count > 0 && kopt_unbuffered_(kind.first) != kind.weight) ||
         (kind.moment_count > 1 && kopt_unbuffered_(kind.second) != kind.weight)) {
         if (any_true_(K_(unordered)(x->a, x->b))) return 0;
+    }
+    if (kind.feedback) {
+        const vu32_ stored = flush16_(K_(pack_pair)(a.weight, b.weight, order), c->exponent);
+        if (kind.weight == KOPT_BF16 ? K_(any_gt16)(and_(stored, c->magnitude), c->bf16_limit)
+                                     : any_true_(igt_(imax_(a.largest, b.largest), c->fp16_limit)))
+            return 0;
+        if (!K_(store_moment_pair)(j, kind, c, i, &a, &b, order)) return 0;
+        if (w_buffer == NULL) store32_(j->weight + 2 * i, stored);
+        return 1;
     }
     return kind.moment_count == 0 || K_(store_moment_pair)(j, kind, c, i, &a, &b, order);
 }
@@ -6017,7 +6129,8 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
                          const constants_ *c) {
     vf32_ x0 = K_(load_f32)(x), x1 = K_(load_f32)(x + LANES_);
     vu32_ a, b, places;
-    if (square) x0 = mul_(x0, inverse), x1 = mul_(x1, inverse);
+    if (square) x0 = mul_(x0, inverse);
+    if (square) x1 = mul_(x1, inverse);
     a = K_(place_q8)(x0, square, power, K_(random_half)(number, 0, 0, c));
     b = K_(place_q8)(x1, square, power, K_(random_half)(number, 1, 0, c));
     places = pack_high16_(a, b);
@@ -6113,7 +6226,7 @@ NOINLINE_FN_ void K_(encode_tile)(kopt_byte_ *code, const kopt_byte_ *scale, flo
 /* First stage: computes x, and stores the moments. order: that of the pairs in it. */
 FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     const kopt_job_ a = t->job; /* a copy: the stores do not change its pointers */
-    const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay, t->job.l2);
+    const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
@@ -6141,7 +6254,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
 /* Second stage: steps and stores weights and residuals, from x. */
 FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     const kopt_job_ a = t->job; /* a copy: stores of a stage do not change its pointers */
-    const scalars_ k = K_(splat_step)(t->job.step, t->job.rate, t->job.weight_decay, t->job.l2);
+    const scalars_ k = K_(splat_job)(&t->job);
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number;
     const size_t n = t->job.end;
@@ -6161,7 +6274,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* Each line of DIRECTIONS_ and COMMITS_ makes one function of a stage, K_(name), with the values of the line as
    constants:
 
-       DIRECTIONS_    LINE_(name, rule, other rule, number of moments, formats of the first and second moment)
+       DIRECTIONS_    LINE_(name, rule, other rule, moments, formats of the first and the second, FEEDBACK?)
        COMMITS_       LINE_(name, format of the weights, rounding, other rounding)
 
    A line may serve two rules or roundings, told apart by a test per vector; a line for one names it twice. ANY_ matches
@@ -6175,20 +6288,23 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(commit_bf16_nearest_stochastic, KOPT_BF16, KOPT_NEAREST, KOPT_STOCHASTIC) \
     LINE_(commit_bf16_compact_exact, KOPT_BF16, KOPT_COMPACT, KOPT_EXACT)
 #define DIRECTIONS_USED_MOST_(LINE_) \
-    LINE_(direction_adam_bf16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_BF16) \
-    LINE_(direction_adam_f32, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_F32, KOPT_F32) \
-    LINE_(direction_momentum_lion_bf16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_BF16, KOPT_BF16) \
-    LINE_(direction_momentum_lion_f32, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_F32, KOPT_F32) \
-    LINE_(direction_sgd, KOPT_RULE_SGD, KOPT_RULE_SGD, 0, KOPT_F32, KOPT_F32)
+    LINE_(direction_adam_bf16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_BF16, 0) \
+    LINE_(direction_adam_f32, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_F32, KOPT_F32, 0) \
+    LINE_(direction_momentum_lion_bf16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_BF16, KOPT_BF16, 0) \
+    LINE_(direction_momentum_lion_f32, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_F32, KOPT_F32, 0) \
+    LINE_(direction_sgd, KOPT_RULE_SGD, KOPT_RULE_SGD, 0, KOPT_F32, KOPT_F32, 0)
 #if KOPT_PASS_ == KOPT_PASS_AVX2_
 #define DIRECTIONS_OF_SET_(LINE_) \
-    LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8) \
-    LINE_(direction_adam_fp16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_FP16, KOPT_FP16) \
-    LINE_(direction_momentum_lion_fp16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_FP16, KOPT_FP16) \
-    LINE_(direction_any_bf16, ANY_, ANY_, ANY_, KOPT_BF16, KOPT_BF16) \
-    LINE_(direction_any_f32, ANY_, ANY_, ANY_, KOPT_F32, KOPT_F32)
+    LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8, 0) \
+    LINE_(direction_adam_buffered_feedback, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8, 1) \
+    LINE_(direction_adam_fp16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_FP16, KOPT_FP16, 0) \
+    LINE_(direction_momentum_lion_fp16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_FP16, KOPT_FP16, 0) \
+    LINE_(direction_any_bf16, ANY_, ANY_, ANY_, KOPT_BF16, KOPT_BF16, 0) \
+    LINE_(direction_any_f32, ANY_, ANY_, ANY_, KOPT_F32, KOPT_F32, 0)
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
-#define DIRECTIONS_OF_SET_(LINE_) LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8)
+#define DIRECTIONS_OF_SET_(LINE_) \
+    LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8, 0) \
+    LINE_(direction_adam_buffered_feedback, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8, 1)
 #else
 #define DIRECTIONS_OF_SET_(LINE_)
 #endif
@@ -6199,8 +6315,8 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #define DIRECTIONS_(LINE_) \
     DIRECTIONS_USED_MOST_(LINE_) \
     DIRECTIONS_OF_SET_(LINE_) \
-    LINE_(direction_ema, KOPT_RULE_EMA, KOPT_RULE_EMA, 0, KOPT_F32, KOPT_F32) \
-    LINE_(direction_any, ANY_, ANY_, ANY_, ANY_, ANY_)
+    LINE_(direction_ema, KOPT_RULE_EMA, KOPT_RULE_EMA, 0, KOPT_F32, KOPT_F32, 0) \
+    LINE_(direction_any, ANY_, ANY_, ANY_, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_) COMMITS_F32_BF16_(LINE_) LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_)
 #endif
 /* clang-format on */
@@ -6210,17 +6326,18 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 /* The value that MATCHES_ found: a constant, or one of two. */
 FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? value : value == first ? first : second; }
 
-#define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second)          \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                           \
-        kopt_kind_ kind = t->kind;                                                         \
-        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                \
-        const int first = K_(one_of)((int)kind.first, line_first, line_first);             \
-        const int second = K_(one_of)((int)kind.second, line_second, line_second);         \
-        kind.rule = (kopt_rule)rule;                                                       \
-        kind.first = (kopt_format)first;                                                   \
-        kind.second = (kopt_format)second;                                                 \
-        if ((line_moments) != ANY_) kind.moment_count = line_moments;                      \
-        K_(direction_tile)(t, kind, ((line_first) == (line_second)) * ORDER_(line_first)); \
+#define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second, line_feedback) \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                 \
+        kopt_kind_ kind = t->kind;                                                               \
+        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                      \
+        const int first = K_(one_of)((int)kind.first, line_first, line_first);                   \
+        const int second = K_(one_of)((int)kind.second, line_second, line_second);               \
+        kind.rule = (kopt_rule)rule;                                                             \
+        kind.first = (kopt_format)first;                                                         \
+        kind.second = (kopt_format)second;                                                       \
+        if ((line_moments) != ANY_) kind.moment_count = line_moments;                            \
+        kind.feedback = K_(one_of)(kind.feedback, line_feedback, line_feedback);                 \
+        K_(direction_tile)(t, kind, ((line_first) == (line_second)) * ORDER_(line_first));       \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
@@ -6237,8 +6354,9 @@ COMMITS_(LINE_)
 
 /* The functions of the two stages of a kind of step; 0: this list lacks one. */
 static int K_(find_stages)(const kopt_kind_ *kind, kopt_stage_ **direction, kopt_stage_ **commit) {
-#define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second)                                    \
+#define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second, line_feedback)                     \
     if (*direction == NULL && MATCHES_(kind->rule, line_rule, other_rule) &&                                         \
+        MATCHES_(kind->feedback, line_feedback, line_feedback) &&                                                    \
         MATCHES_(kind->moment_count, line_moments, line_moments) && MATCHES_(kind->first, line_first, line_first) && \
         MATCHES_(kind->second, line_second, line_second))                                                            \
         *direction = K_(name);
@@ -6282,7 +6400,7 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
     const size_t size = kopt_bytes_of_(t->kind.weight);
     const size_t residual_size = kopt_bytes_of_residual_(t->kind.weight, t->kind.rounding);
-    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
+    const scalars_ k = K_(splat_job)(j);
     size_t i, q;
     for (i = 0; i < j->end; i += PAIR_) {
         float slow[PAIR_], slow_compensation[PAIR_];
@@ -6346,7 +6464,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
     const int pipelined = LANES_ == 16 && kind.rule == KOPT_RULE_ADAM && kind.rounding == KOPT_KAHAN;
     const int prefetches = kopt_prefetches_(kind, whole->end - begin, KOPT_CORE_CACHE_);
     const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_ * 0x00010001u);
-    scalars_ k = K_(splat_step)(whole->step, whole->rate, whole->weight_decay, whole->l2);
+    scalars_ k = K_(splat_job)(whole);
     kopt_random_tile_ tile;
     random_pair_ last;
     pair_ pending;
@@ -6384,7 +6502,8 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
                 kopt_step_elements_scalar_(whole, q, PAIR_, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(buffer),
                                            order != 0 ? PAIR_ : 0);
                 x = K_(load_f32_pair)(buffer);
-            }
+            } else if (kind.feedback)
+                continue;
             if (!pipelined) /* without `continue`, which makes AVX2's loop 10 % slower (gcc 12) */
                 K_(commit_pair_or_scalar)(whole, &a, kind, &k, &c, q, x, r.number, order);
             else if (q != begin)
@@ -6418,6 +6537,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
 #define SPECIALIZATIONS_(LINE_) \
     LINE_(specialized_adam_kahan, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
     LINE_(specialized_adam_stochastic, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_STOCHASTIC, KOPT_STOCHASTIC) \
+    LINE_(specialized_adam_feedback, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_FEEDBACK, KOPT_STOCHASTIC) \
     LINE_(specialized_momentum_kahan, KOPT_RULE_SGD, 1, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
     LINE_(specialized_adam_f32, KOPT_RULE_ADAM, 2, KOPT_F32, KOPT_NEAREST, KOPT_NEAREST) \
     LINE_(specialized_ema_kahan, KOPT_RULE_EMA, 0, KOPT_BF16, KOPT_KAHAN, KOPT_STOCHASTIC) \
@@ -6432,7 +6552,9 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
         kind.rule = line_rule;                                                                \
         kind.moment_count = line_moments;                                                     \
         kind.weight = kind.grad = kind.first = kind.second = line_format;                     \
+        kind.feedback = (line_rounding) == KOPT_FEEDBACK;                                     \
         kind.rounding = line_rounding;                                                        \
+        if (kind.feedback) kind.rounding = KOPT_STOCHASTIC;                                   \
         kind.moment_rounding = kind.residual_rounding = line_state_rounding;                  \
         return K_(specialized)(j, kind, begin);                                               \
     }
@@ -6458,7 +6580,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
         kind.grad == (line_format) &&                                                                      \
         ((line_moments) == 0 || (kind.first == (line_format) && kind.second == (line_format))) &&          \
         ((line_format) == KOPT_F32 ||                                                                      \
-         (kind.rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&             \
+         (j->step->rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&         \
           ((line_rounding) != KOPT_KAHAN || kind.residual_rounding == (line_state_rounding)))))            \
         end = K_(name)(j, from);                                                                           \
     else
@@ -6623,7 +6745,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 
 /* Writes the ratios of StableAdamW of the elements [begin, j->end) to out, as fp32. */
 NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
-    const scalars_ k = K_(splat_step)(j->step, j->rate, j->weight_decay, j->l2);
+    const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = kopt_kind_of_(j);
     const size_t grad_size = kopt_bytes_of_(kind.grad), moment_size = kopt_moment_bytes_(kind, 1);
     const size_t weight_size = kopt_bytes_of_(kind.weight);
@@ -7211,7 +7333,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     const kopt_job_ *const j = &t->job;
     const kopt_begun_ *const s = j->step;
     const int general = s->sync || j->counts != NULL, moments_only = s->moments_only;
-    t->is_loaded = general || t->kind.rule == KOPT_RULE_EMA || kopt_as_u32_(j->l2) << 1 != 0;
+    t->is_loaded = general || t->kind.rule == KOPT_RULE_EMA || t->kind.feedback || kopt_as_u32_(j->l2) << 1 != 0;
     if (t->is_loaded) (stages->load_weights)(t);
     t->direction(t);
     if (t->finds_scales) kopt_find_scales_(stages, t, j->end); /* here, so that they overlap with the next stage */
@@ -7746,19 +7868,20 @@ KOPT_API_ kopt_result kopt_state_arrays_of(const kopt_optimizer *opt, const kopt
     kopt_state_arrays found; /* *arrays may be *t->arrays */
     kopt_layout_ l;
     kopt_job_ a;
-    int m;
+    int m, there;
     const kopt_result result = kopt_check_state_(&l, opt, t);
     if (result != KOPT_OK) return result;
     if (arrays == NULL) return KOPT_ERROR_NULL;
+    there = t->n != 0 || t->arrays != NULL; /* an empty tensor has no block */
     kopt_place_state_(&a, &l, t);
     memset(&found, 0, sizeof found);
     found.size = sizeof found;
     if (l.residual_bytes != 0) found.residual = a.residual;
     for (m = 0; m < l.moment_count; m++) {
         found.moment[m] = a.moment[m];
-        if (kopt_has_scales_(kopt_format_in_layout_(&l, m)) && (t->n != 0 || t->arrays != NULL))
-            found.scale[m] = kopt_scale_of_(&a, m);
+        if (kopt_has_scales_(kopt_format_in_layout_(&l, m)) && there) found.scale[m] = kopt_scale_of_(&a, m);
     }
+    if (l.rounding == KOPT_FEEDBACK && there) found.rates = kopt_rates_of_(t);
     if (l.rule == KOPT_RULE_RANGER) found.slow = a.slow;
     if (l.rule == KOPT_RULE_RANGER && l.residual_bytes != 0) found.slow_residual = a.slow_residual;
     *arrays = found;
@@ -7873,6 +7996,7 @@ static kopt_array_ *kopt_list_arrays_(kopt_array_ *array, const kopt_layout_ *l,
         if (kopt_has_scales_(format))
             array = kopt_add_array_(array, kopt_scale_of_(&a, m), kopt_blocks_(l->n, KOPT_BLOCK_), 1);
     }
+    if (l->rounding == KOPT_FEEDBACK) array = kopt_add_array_(array, kopt_rates_of_(t), 4, 4);
     if (l->rule != KOPT_RULE_RANGER) return array;
     array = kopt_add_array_(array, a.slow, l->n, l->weight_bytes);
     return kopt_add_array_(array, a.slow_residual, l->n, l->residual_bytes);
@@ -8285,7 +8409,7 @@ static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
         size += kopt_round_up4_(l->n * kopt_bytes_of_(format));
         if (kopt_has_scales_(format)) size += kopt_round_up4_(kopt_blocks_(l->n, KOPT_BLOCK_));
     }
-    return size;
+    return size + (l->rounding == KOPT_FEEDBACK && l->total != 0 ? 16 : 0);
 }
 
 /* Checks an optimizer and a list for all that is no step, and sums the bytes of its checkpoint. Without memory it does
@@ -8415,8 +8539,12 @@ static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kop
     kopt_walk_checkpoint_(&s, KOPT_CHECKING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result != KOPT_OK) return s.result;
     checksum = s.checksum;
-    for (i = 0; i < count; i++) /* no step takes such a block: the second reading may end early */
-        if (tensors[i].arrays == NULL && kopt_layout_for_(opt, &tensors[i]).total != 0) memset(tensors[i].state, 0, 4);
+    for (i = 0; i < count; i++) {
+        const kopt_tensor *const t = &tensors[i];
+        if (t->arrays != NULL || kopt_layout_for_(opt, t).total == 0) continue;
+        kopt_make_header_((kopt_byte_ *)t->state, opt, t->weight_format, t->id, t->n, t->first_index);
+        memset(t->state, 0, 4); /* no step takes such a block: the second reading may end early */
+    }
     kopt_walk_checkpoint_(&s, KOPT_LOADING_, opt, tensors, count, bytes, &loaded, h);
     if (s.result == KOPT_ERROR_FILE) return s.result;
     if (s.result != KOPT_OK || s.checksum != checksum) return KOPT_ERROR_CHECKSUM; /* not what was checked */
@@ -8425,8 +8553,7 @@ static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kop
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t);
-        if (t->arrays == NULL && l.total != 0)
-            kopt_make_header_((kopt_byte_ *)t->state, opt, t->weight_format, t->id, t->n, t->first_index);
+        if (t->arrays == NULL && l.total != 0) kopt_store_le_((kopt_byte_ *)t->state, KOPT_MAGIC_, 4);
         kopt_refresh_(&l, t, 0);
     }
     return KOPT_OK;
@@ -8471,7 +8598,10 @@ static kopt_result kopt_read_tensor_head_(kopt_head_ *head, const kopt_byte_ *h)
         h[11] != kopt_second_byte_(head->opt.first_moment_format, head->opt.second_moment_format, moments & 7))
         return KOPT_ERROR_STATE;
     if (saved) kopt_change_form_(&head->opt, 1);
-    if ((head->opt.nesterov && (moments & 7) == 0) || head->t.first_index >> 63 != 0) return KOPT_ERROR_STATE;
+    if (!kopt_feedback_fits_(head->opt.rounding, head->opt.rule, moments & 7, head->opt.first_moment_format,
+                             head->opt.moment_rounding, KOPT_0_999_) ||
+        (head->opt.nesterov && (moments & 7) == 0) || head->t.first_index >> 63 != 0)
+        return KOPT_ERROR_STATE;
     l = kopt_layout_for_(&head->opt, &head->t);
     head->count = 1;
     head->size = saved ? kopt_saved_size_(&l) : l.total;
@@ -8845,7 +8975,7 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
     if (a->reserved_n_ != 0 || a->reserved32_ != 0) return KOPT_ERROR_OPTION;
     result = kopt_check_array_(a->sum, a->format, a->n);
     if (result != KOPT_OK) return result;
-    if ((unsigned)a->rounding > KOPT_LAST_ROUNDING_ || (unsigned)a->residual_rounding > 1u) return KOPT_ERROR_OPTION;
+    if ((unsigned)a->rounding > (unsigned)KOPT_EXACT || (unsigned)a->residual_rounding > 1u) return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);
     residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
@@ -9033,8 +9163,8 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     }
 }
 
-/* kopt_compress() after the checks, 256 elements at a time. c->step counts this gradient; in step 1 the old residual is not
-   read. x: gradient + old residual, then the new residual. y: the old residual, then the decoded values. */
+/* kopt_compress() after the checks, 256 elements at a time. c->step counts this gradient; in step 1 the old residual is
+   not read. x: gradient + old residual, then the new residual. y: the old residual, then the decoded values. */
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);

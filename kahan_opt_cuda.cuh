@@ -130,9 +130,9 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
    memory, aligned to 16, which later calls read. Needs no GPU. Keeps no pointer to its other arguments. Each group
-   begins at its opt->step. In each tensor, counts must be NULL and stable_scale 0 (the GPU measures it itself);
-   otherwise KOPT_ERROR_OPTION. All tensors of the plan together must have fewer than 2^40 elements, a tensor with
-   StableAdamW fewer than 2^36; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
+   begins at its opt->step. KOPT_FEEDBACK, and a tensor with counts or a stable_scale (the GPU measures it itself), give
+   KOPT_ERROR_OPTION. All tensors of the plan together must have fewer than 2^40 elements, a tensor with StableAdamW
+   fewer than 2^36; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                  const kopt_cuda_group *groups, size_t count);
 
@@ -488,6 +488,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.moment_rounding = s->moment_rounding;
     kind.residual_rounding = s->residual_rounding;
     kind.moment_count = s->moment_count;
+    kind.feedback = 0; /* a constant: no kernel has it */
     kind.nesterov = s->nesterov;
     return kind;
 }
@@ -1809,6 +1810,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
         const kopt_tensor *last = NULL; /* the last tensor of this group that has elements */
         kopt_result result = kopt_check_options_(groups[g].opt);
         if (result != KOPT_OK) return result;
+        if (groups[g].opt->rounding == KOPT_FEEDBACK) return KOPT_ERROR_OPTION;
         if (groups[g].tensors == NULL && groups[g].count != 0) return KOPT_ERROR_NULL;
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];

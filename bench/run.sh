@@ -24,6 +24,8 @@ bench_usage() {
 ./build.sh bench scale [quick]       a GPT of a million weights, also fine-tuned (docs/evidence.md)
 ./build.sh bench tasks [quick]       average, rare rows, residual net, policy, drift (docs/evidence.md)
 ./build.sh bench theorem1            how far from the solution SGD with 16-bit weights ends
+./build.sh bench bytes [SEEDS]       excess risk by bytes a parameter, 16 to 6 (docs/evidence.md)
+./build.sh bench codes               whole steps with 8-bit moments beside those with fp32 moments
 ./build.sh bench q8 [check | ...]    which 8-bit code serves the moments of AdamW? (docs/evidence.md)
 TEXT
 }
@@ -197,6 +199,8 @@ bench() {
     fidelity | finetuning | scale | tasks) bench_fidelity "$@" ;;
     torch | converters) shift && bench_$name "$@" ;;
     beside) knows 'bench beside' 'beside average fp16 odd' "$@" && shift && bench_program beside "$@" ;;
+    bytes) shift && knows 'bench bytes' N "$@" && bench_program bytes "$@" ;;
+    codes) shift && knows 'bench codes' '' "$@" && bench_program codes ;;
     wasm) shift && knows 'bench wasm' N "$@" && exec sh bench/wasm.sh "$@" ;;
     cliffs)
         knows 'bench cliffs' \

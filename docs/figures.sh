@@ -1,9 +1,9 @@
 #!/bin/sh
-# docs/figures.sh [bench | firmware | stack | fidelity | finetuning | scale | tasks [draw]]: the figures of README.md
-# and of docs, from the programs that measure them.
+# docs/figures.sh [bench | bytes | firmware | stack | fidelity | finetuning [bandit] | scale | tasks [draw]]: figures of
+# README.md and of docs, from the programs that measure them.
 # A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
 # `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
-# change it, too. `fidelity`, `scale`, `tasks`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.
+# change it, too. `bytes`, `fidelity`, `scale`, `tasks`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/figures
@@ -81,6 +81,10 @@ bench)
     fi
     ./build.sh bench --sizes >$out/sizes
     copy build/bench/cost.svg docs/cost.svg
+    ;;
+bytes)
+    ./build.sh bench bytes >$out/bytes || fail "bench bytes fails"
+    fill docs/evidence.md bytes <$out/bytes
     ;;
 firmware) # with the compilers of Debian 12: other versions make other sizes
     sh tests/examples/firmware.sh table >$out/firmware

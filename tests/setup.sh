@@ -95,6 +95,8 @@ setup() {
     { apt_install python3-torch python3-packaging python3-pip &&
         pip_install build/python torch-optimi==0.3.3 safetensors==0.8.0; } ||
         optional "PyTorch and optimi" "the comparison with them stays out"
+    # for the wheel
+    apt_install python3-pip python3-venv mypy twine || optional "mypy and twine" "the test of the wheel stays out"
     # for bench fidelity
     apt_install python3-sklearn python3-matplotlib ||
         optional "scikit-learn and matplotlib" "the evidence with error bars stays out"

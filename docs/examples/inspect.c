@@ -25,7 +25,7 @@ static const char *const formats[] = {"fp32", "bf16", "fp16", "8-bit"};
 /* rounds: there are 16-bit weights. */
 static void describe(const kopt_optimizer *o, int rounds) {
     static const char *const rules[] = {"SGD", "Adam", "Lion", "Adan", "RAdam", "Ranger", "EMA", "Adam-atan2"};
-    static const char *const roundings[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
+    static const char *const roundings[] = {"nearest", "stochastic", "Kahan", "compact", "exact", "feedback"};
     static const char *const decays[] = {"L2", "decoupled", "fully decoupled"};
     const char *const rule = (size_t)o->rule < sizeof rules / sizeof *rules ? rules[o->rule] : "unknown rule";
     const int moments = o->rule == KOPT_RULE_EMA || (o->rule == KOPT_RULE_SGD && o->momentum <= 0) ? 0 : 1;

@@ -28,7 +28,8 @@
 
 /* A batch is MICRO_BATCHES micro-batches, whatever the number of ranks: so the gradient is always the same sum. Tensors
    are cut into chunks, whatever the number of ranks: a rank owns whole chunks, and the checkpoint consists of chunks.
-   CHUNK is a multiple of 256, the block of 8-bit moments and codes. Make it larger for a larger model: 1 << 20. */
+   CHUNK is a multiple of 256, a block of signs, and so of the blocks of 8-bit codes, 64. Make it larger for a larger
+   model: 1 << 20. */
 enum { MICRO_BATCHES = 12, SAMPLES = 8, CHUNK = 512, SEED = 1 };
 static const double RATE = 0.002, MAX_NORM = 1.0;
 

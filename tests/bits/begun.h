@@ -10,7 +10,8 @@ typedef struct step_scalars {
     int nesterov, zero_grad, moment_count, moments_only, unrectified, sync, stable;
     float grad_scale, l2, weight_decay, beta1, gain1, beta2, gain2, beta3, gain3, extrapolation, third_scale, rate;
     float undecayed_rate, root_scale, eps;
-    uint32_t step, zero;
+    uint32_t step;
+    float feedback;
     uint64_t seed;
     float sharpness, slow_scale;
 } step_scalars;

@@ -57,6 +57,13 @@ static const rule_row rules[] = {
     {"ema", KOPT_RULE_EMA, KOPT_DECAY_L2, 0, 0, 0, 3.0 / 256, 0, 0, 0, 0},
 };
 
+/* Those that KOPT_FEEDBACK takes. */
+static int pays(const rule_row *r) {
+    return r->rule == KOPT_RULE_SGD
+               ? r->momentum > 0
+               : r->rule == KOPT_RULE_ADAM || r->rule == KOPT_RULE_ADAN || r->rule == KOPT_RULE_RADAM;
+}
+
 typedef struct store_row {
     const char *name;
     kopt_format format;
@@ -705,6 +712,35 @@ static void probe_long(int rule) {
     end_group();
 }
 
+/* FEEDBACK by one rule: three steps of few elements, two of many, in which the rate rises and falls. */
+static void probe_feedback(int rule) {
+    static const store_row row[] = {{"feedback", KOPT_BF16, KOPT_FEEDBACK, KOPT_STOCHASTIC},
+                                    {"feedback", KOPT_FP16, KOPT_FEEDBACK, KOPT_STOCHASTIC}};
+    static const moment_row moment[] = {
+        {KOPT_F32, KOPT_STOCHASTIC}, {KOPT_BF16, KOPT_STOCHASTIC}, {KOPT_Q8, KOPT_STOCHASTIC}};
+    const uint32_t before = all;
+    int s, m, i;
+    begin_group(rules[rule].name, row[0].name);
+    for (s = 0; s < 4; s++)
+        for (m = 0; m < COUNT(moment); m++) {
+            const int n = s < 2 ? SMALL : LONG;
+            rarity = s < 2 ? 15 : 255;
+            set_optimizer(&rules[rule], &row[s % 2], &moment[m]);
+            place(formats[(rule + s + m) % 3], n, draw() >> 8);
+            draw_options(s < 2 ? ANY : ORDINARY);
+            fill_weights(w.weight, row[s % 2].format, n);
+            hash_number((uint32_t)kopt_state_init(&w.opt, &w.t, 1, NULL), 1);
+            for (i = s / 2; i < 3; i++) {
+                w.opt.lr = rules[rule].lr * (i == 1 ? 1 : i == 2 ? 3 : 2);
+                fill_grad(n);
+                step(i);
+            }
+            hash_state();
+        }
+    end_group();
+    all = before;
+}
+
 static void hash_double(double x) {
     const uint32_t low = get((const byte *)&x, 4, 0), high = get((const byte *)&x, 4, 1);
     hash_number(*(const byte *)&one ? low : high, 4);
@@ -1036,6 +1072,8 @@ void probe(void (*put)(const char *line)) {
     for (r = 0; r < 4; r++) probe_compress(r);
     probe_reduce();
     probe_scalars();
+    for (r = 0; r < COUNT(rules); r++)
+        if (pays(&rules[r])) probe_feedback(r);
     say("all");
     say_hash(all);
     disturb(0);

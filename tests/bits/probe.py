@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 
 F32, BF16, FP16, Q8 = 0, 1, 2, 3
-NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT = 0, 1, 2, 3, 4
+NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT, FEEDBACK = range(6)
 SGD, ADAM, LION, ADAN, RADAM, RANGER, EMA = range(7)
 L2, DECOUPLED, FULLY_DECOUPLED = 0, 1, 2
 OK, ERROR_OPTION = 0, 2
@@ -242,8 +242,9 @@ def store_weight(store, w, kept, update, r):
     if store.rounding == KAHAN:
         return kahan(store, w, kept, update, r)
     difference = words(w - update)
-    if store.rounding in (NEAREST, STOCHASTIC):
-        return finished(store.format, round_to(store.format, difference, store.rounding, r)), kept
+    if store.rounding in (NEAREST, STOCHASTIC, FEEDBACK):
+        rounding = NEAREST if store.rounding == NEAREST else STOCHASTIC
+        return finished(store.format, round_to(store.format, difference, rounding, r)), kept
     low = r >> 8 if store.compensation == STOCHASTIC else 0x80
     return split(store, finished(F32, difference), low)
 
@@ -252,7 +253,7 @@ def store_weight(store, w, kept, update, r):
 
 class Optimizer:
     def __init__(self, rule, store, moment):
-        self.rule, self.store = rule, store
+        self.rule, self.store, self.lr = rule, store, rule.lr
         self.moment_format, self.moment_rounding = moment
         self.max_lr, self.beta1, self.beta2, self.beta3, self.eps = 1 / 256, 13 / 16, 1021 / 1024, 253 / 256, 5 / 2**29
         self.lookahead, self.lookahead_rate = 3, 0.625
@@ -269,7 +270,7 @@ class Optimizer:
         return moment == 1 or self.rule.rule == ADAM and moment == 2
 
     def kept_width(self):
-        if self.store.format == F32 or self.store.rounding in (NEAREST, STOCHASTIC):
+        if self.store.format == F32 or self.store.rounding in (NEAREST, STOCHASTIC, FEEDBACK):
             return 0
         return 1 if self.store.rounding == COMPACT else 2
 
@@ -315,7 +316,7 @@ def root(a):
 def scalars(o):
     """Of step number o.step, in binary32; only those that the rule uses."""
     f, one, rule, t = np.float32, np.float32(1), o.rule, o.step
-    lr, weight_decay, scale = f(rule.lr), f(rule.weight_decay), f(o.grad_scale) * f(o.clip)
+    lr, weight_decay, scale = f(o.lr), f(rule.weight_decay), f(o.grad_scale) * f(o.clip)
     decay = {L2: f(0), DECOUPLED: lr * weight_decay, FULLY_DECOUPLED: lr / f(o.max_lr) * weight_decay}[rule.decay]
     s = dict(grad_scale=-scale if o.maximize else scale, l2=weight_decay if rule.decay == L2 else f(0),
              decay=decay, rate=lr)
@@ -362,6 +363,7 @@ class Tensor:
         self.scale = [np.zeros(-(-n // 64), np.int64) for _ in self.m]    # of 8-bit moments: exponents
         self.rate_scale = np.float32(1)
         self.counts = None
+        self.places = [(0, np.float32(0)), (0, np.float32(0))]            # FEEDBACK: a step and its rate, twice
 
     def set_weight(self, weight, kept):
         self.weight, self.kept = weight, kept
@@ -407,34 +409,60 @@ def compensation(store, kept):
 
 
 def rule_update(o, k, rate, w, c, g, m):
-    """Of the gradient g and the moments m (changed in place), float32; w is the weight that decay sees, c KAHAN's."""
-    rule = o.rule.rule
+    """Of the gradient g and the moments m (changed in place), float32; w is the weight that decay sees, c KAHAN's. Also
+    what the first moment was divided by."""
+    rule, one = o.rule.rule, np.float32(1)
     if rule == SGD:
         if not m:
-            return rate * g
+            return rate * g, one
         m[0] = mean(k.beta1, k.one_minus_beta1, m[0], g)
-        return rate * (g + k.momentum * m[0] if o.rule.nesterov else m[0])
+        return rate * (g + k.momentum * m[0] if o.rule.nesterov else m[0]), one
     if rule == LION:
         x = mean(k.beta1, k.one_minus_beta1, m[0], g)
         m[0] = mean(k.beta2, k.one_minus_beta2, m[0], g)
-        return rate * np.where(x == 0, np.float32(0), np.sign(x))
+        return rate * np.where(x == 0, np.float32(0), np.sign(x)), one
     if rule == EMA:
-        return rate * ((w - g) + c)
+        return rate * ((w - g) + c), one
     if rule == ADAN:
         change = np.zeros(len(g), np.float32) if o.step == 1 else g - m[3]
         m[0] = mean(k.beta1, k.one_minus_beta1, m[0], g)
         m[2] = mean(k.beta2, k.one_minus_beta2, m[2], change)
         m[1] = square(k.beta3, k.one_minus_beta3, m[1], g + k.beta2 * change)
         m[3] = g
-        return rate * ((m[0] + k.mix * m[2]) / (np.sqrt(m[1]) * k.root_scale + k.eps))
+        unit = np.sqrt(m[1]) * k.root_scale + k.eps
+        return rate * ((m[0] + k.mix * m[2]) / unit), unit
     m[0] = mean(k.beta1, k.one_minus_beta1, m[0], g)
     m[1] = square(k.beta2, k.one_minus_beta2, m[1], g)
     largest = m[1]
     if o.rule.amsgrad:
         m[2] = largest = np.maximum(np.abs(m[2]), np.abs(m[1]))           # NaN if one is
     if k.unrectified:
-        return rate * m[0]
-    return rate * (m[0] / (np.sqrt(largest) * k.root_scale + k.eps))
+        return rate * m[0], one
+    unit = np.sqrt(largest) * k.root_scale + k.eps
+    return rate * (m[0] / unit), unit
+
+
+def guard(o, k, t):
+    """FEEDBACK: what a step's first moment keeps of its decay, and what takes an error of the weight to it."""
+    f, b = np.float32, o.rule.momentum if o.rule.rule == SGD else o.beta1
+    rate, share = k.rate * t.rate_scale, rest(b) / f(b)
+    if o.rule.nesterov:
+        share = share / f(b)
+    place = max((0, 1), key=lambda i: (t.places[i][0] < o.step, t.places[i][0], -i))
+    last = t.places[place][1] if 0 < t.places[place][0] < o.step else f(0)
+    keep = last / rate if rate > last else f(1)
+    if rate > 0:
+        t.places[1 - place] = o.step, rate
+    share = share / rate if rate > 0 and not o.moments_only and not k.unrectified else f(0)
+    return keep, share if np.isfinite(share) else f(0)
+
+
+def pay(o, share, w, stored, update, m, unit):
+    """FEEDBACK: the first moment m, less its share of the error of a weight."""
+    largest = floats(0x7F7F0000 if o.moment_format == BF16 else 0x7F7FFFFF)
+    error = (w - widen(o.store.format, stored)) - update
+    paid = m - (share * error) * unit
+    return np.where(np.abs(paid) <= largest, paid, m)
 
 
 def stable_scale(o, k, t, g):
@@ -451,6 +479,9 @@ def step(o, t):
     o.step += 1
     k = scalars(o)
     rate, decay = k.rate, k.decay
+    if o.store.rounding == FEEDBACK:
+        keep, share = guard(o, k, t)
+        k = k._replace(beta1=k.beta1 * keep)
     r = random(o.seed, o.step, t.id, 0, t.first_index, t.n)
     w, c = seen(o.store, t.weight, t.kept), compensation(o.store, t.kept)
     g = widen(t.grad_format, t.grad) * k.grad_scale
@@ -462,7 +493,7 @@ def step(o, t):
     if rate_scale != 1:
         rate, decay = rate * rate_scale, decay * rate_scale
     m = [load_moment(o, t, i) for i in range(o.moments())]
-    update = rule_update(o, k, rate, w, c, g, m)
+    update, unit = rule_update(o, k, rate, w, c, g, m)
     if decay > 0:
         update = update + decay * w
     if k.sync:
@@ -470,8 +501,11 @@ def step(o, t):
         d = (w - z) + (c - z_c)
         update = update + k.mix * (d - update)
     before, kept_before = t.weight, t.kept
+    stored, kept = store_weight(o.store, w, t.kept, update, number(r, 0))
+    if o.store.rounding == FEEDBACK:
+        m[0] = pay(o, share, w, stored, update, m[0], unit)
     if not o.moments_only:
-        t.weight, t.kept = store_weight(o.store, w, t.kept, update, number(r, 0))
+        t.weight, t.kept = stored, kept
         if k.sync:
             t.slow, t.slow_kept = t.weight, t.kept
     for i in range(o.moments()):
@@ -695,7 +729,7 @@ def saved(o, t):
     moment_format = 5 if o.moment_format == Q8 else o.moment_format
     head = b"KOPT" + bytes([2, rule, o.store.format, rounding, moment_format, moments, 1, 0])
     decays = (o.rule.momentum, o.rule.dampening) if rule == SGD else (o.beta1, o.beta2)
-    numbers = o.rule.lr, o.rule.weight_decay, *decays
+    numbers = o.lr, o.rule.weight_decay, *decays
     numbers = np.array(numbers, np.float32).astype("<f4").tobytes()
     head += number(t.id, 4) + number(t.n, 8) + number(t.first_index, 8) + number(o.seed, 8) + number(o.step, 4)
     arrays = [(t.weight, width(o.store.format)), (t.kept, o.kept_width())]
@@ -703,6 +737,8 @@ def saved(o, t):
         arrays += [(m, width(o.moment_format))] + ([(scale, 1)] if o.moment_format == Q8 else [])
     if o.rule.rule == RANGER:
         arrays += [(t.slow, width(o.store.format)), (t.slow_kept, o.kept_width())]
+    if o.store.rounding == FEEDBACK:
+        arrays += [([x for step_, rate in t.places for x in (step_, int(words(rate)[()]))], 4)]
     arrays = [little(x, bytes_) for x, bytes_ in arrays if bytes_]
     body = b"".join(array + bytes(-len(array) % 4) for array in arrays)
     return head + number(0, 4) + numbers + body
@@ -1027,6 +1063,28 @@ def probe_long(r):
     group.end()
 
 
+def probe_feedback(r):
+    rule = RULES[r]
+    group = Group(rule.name, "feedback")
+    for s in range(4):
+        store = Store("feedback", (BF16, FP16)[s % 2], FEEDBACK, STOCHASTIC)
+        for m, moment_format in enumerate((F32, BF16, Q8)):
+            group.rarity = 15 if s < 2 else 255
+            o = Optimizer(rule, store, (moment_format, STOCHASTIC))
+            t = Tensor(o, SMALL if s < 2 else LONG)
+            t.grad_format = (r + s + m) % 3
+            group.draw()
+            copy_format = group.options(o, t, "any" if s < 2 else "ordinary")
+            t.set_weight(group.fill_weights(o, t, store.format), t.kept)
+            group.number(OK, 1)
+            for how in range(s // 2, 3):
+                o.lr = rule.lr * (2, 1, 3)[how]
+                group.fill_grad(o, t)
+                group.step(o, t, how, copy_format)
+            group.saved(o, t)
+    group.end(counts=False)
+
+
 def add_norms(group, how):
     norm = Norm()
     for format in (F32, BF16, FP16):
@@ -1256,6 +1314,9 @@ def main():
         probe_compress(code, name)
     probe_reduce()
     probe_scalars()
+    for r, rule in enumerate(RULES):
+        if rule.rule in (ADAM, ADAN, RADAM) or rule.momentum:
+            probe_feedback(r)
     print("all", "%08x" % Group.total)
 
 

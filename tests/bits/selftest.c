@@ -45,7 +45,8 @@ static const uint32_t golden[] = {
     0x4653fde4u, 0x4b032598u, 0x677fb2cbu, 0xb194fc31u, 0xd7cdc0fdu, 0x40c89617u, 0x296fc76eu, 0x7e466905u, 0x100f32a7u,
     0x90ae6cabu, 0x86d9a96au, 0x05fd4747u, 0xd355507eu, 0x9d11c89au, 0x52aff0a1u, 0x81353b39u, 0x3c95d0c7u, 0xfe57e871u,
     0xe2844456u, 0x9d2b462eu, 0x428736b8u, 0xa978d44bu, 0x0880d555u, 0xf4091d8eu, 0x93380e1bu, 0x7b44660fu, 0xe7785be5u,
-    0x9c41fe45u, 0x15d7ffefu, 0x18aaab7du, 0x7893a584u, 0x125ced8du, 0xa98e82c7u, 0x140ced10u, 0xea2b6afau
+    0x9c41fe45u, 0x15d7ffefu, 0x18aaab7du, 0x7893a584u, 0x125ced8du, 0xa98e82c7u, 0x140ced10u, 0xea2b6afau, 0x854fe9ddu,
+    0x90c746cfu, 0xc73751cdu, 0xeee6221du, 0xaf18de3au, 0x2b963682u, 0x0906f59bu, 0x78c1235du, 0x1aaaf6b9u
 };
 /* clang-format on */
 
@@ -224,6 +225,8 @@ static void compare_groups(void) {
     for (r = 0; r < 4; r++) place_in_golden++, probe_compress(r);
     place_in_golden++, probe_reduce();
     place_in_golden++, probe_scalars();
+    for (r = 0; r < COUNT(rules); r++)
+        if (pays(&rules[r])) place_in_golden++, probe_feedback(r);
 #if defined(KAHAN_OPT_VMATH) && !defined(KAHAN_OPT_SLEEF)
     place_in_golden++, compare_functions();
 #endif

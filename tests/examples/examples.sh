@@ -74,9 +74,9 @@ if command -v cmake >/dev/null && command -v pkg-config >/dev/null; then
 else
     skip cmake "no cmake or pkg-config"
 fi
-python3 docs/examples/python/bindings.py --sizes kahan_opt.h >$out/log 2>&1 &&
+python3 docs/examples/languages/sizes.py kahan_opt.h >$out/log 2>&1 &&
     grep -q '^ *[0-9]*  *sizeof kopt_tensor$' $out/log && grep -q '^ *4 + 4  *kopt_optimizer.rule: kopt_rule$' $out/log
-report $? "bindings.py --sizes prints sizes and offsets"
+report $? "sizes.py prints sizes and offsets"
 
 rm -f $out/run*
 CC="${CC:-cc} -DKAHAN_OPT_NO_SIMD" sh build.sh examples checkpoint.c $out/run 8 4 >$out/log 2>&1 &&

@@ -785,10 +785,13 @@ def test_8bit():
         report = convert.convert("bitsandbytes", "kahan_opt", at("bnb"), at("ours"))
         here = Ours(at("ours"), {"w": (n,)})
         error = (here.read("w", slot).double() - expected.double()).abs()
-        # docs/evidence.md: codes of roots are 1/8 of a binade apart at most, so squares 1/8; codes of first moments
-        # 1/8; below the last binade the gaps are 2^-16 of a power of two that is at least 1/3.75 of the largest
-        smallest = 2.0 ** -17 if signed else 2e-12
-        gap = expected.double().abs() / 8 + scales.repeat_interleave(256)[:n].double() * smallest
+        # docs/numerics.md, section 6b: codes of roots are 1/8 of a binade apart at most, so squares 1/8; those of first
+        # moments 1/16, 1/8, 1/4, 1/2 and 1 in four binades each from the largest of 64 on, and 2^-21 below
+        largest = torch.nn.functional.pad(expected.double().abs(), (0, -n % 64)).reshape(-1, 64).amax(1)
+        largest = largest.repeat_interleave(64)[:n]
+        below = torch.log2(largest / expected.double().abs()).clamp(max=40) + 1
+        gap = expected.double().abs() * (2.0 ** ((below / 4).floor() - 4) if signed else 0.125)
+        gap = gap + largest * (2.0 ** -21 if signed else 2e-12)
         line = [s for s in report if s.startswith("first" if signed else "second")][0]
         ok(here.opt.first_moment_format == ko.KOPT_Q8 and bool((error <= gap).all()) and
            said(report, "8-bit codes: .*other codes") and "changed; largest error %.2g" % error.max() in line,

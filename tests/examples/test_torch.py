@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
 import warnings
 import weakref
 import zlib
@@ -211,7 +212,8 @@ def printed():
     """repr() names the class and the options; help() has every option with its default, which is the header's"""
     text = repr(KahanAdamW(parameters()))
     assert "KahanAdamW" in text and "rounding: kahan" in text and "lr: 0.001" in text
-    assert repr(KahanScaler(scale=8.0)).startswith("KahanScaler(scale=8.0, minimum=0.0, growth=2.0, backoff=0.5, ")
+    assert repr(KahanScaler(scale=8.0)).startswith(
+        "KahanScaler(scale=8.0, minimum=0.0, growth_factor=2.0, backoff_factor=0.5, ")
     for kind, rule in ((KahanAdamW, "adamw"), (KahanSGD, "sgd")):
         default = {name: p.default for name, p in inspect.signature(kind).parameters.items()}
         group = KahanOptimizer(parameters(), rule).param_groups[0]
@@ -617,9 +619,9 @@ def other_state():
     sgd = KahanSGD(parameters(), momentum=0.9)
     steps(sgd, sgd.param_groups[0]["params"], 1)
     saved = sgd.state_dict()
-    saved["param_groups"][0]["momentum"] = 0.0
-    refused(ValueError, "it has momentum_buffer, residual, step, but should have step, residual", sgd.load_state_dict,
-            saved)
+    saved["state"][0]["exp_avg"] = saved["state"][0].pop("momentum_buffer")
+    refused(ValueError, "it has exp_avg, residual, step, but should have step, residual, momentum_buffer",
+            sgd.load_state_dict, saved)
 
 
 @test
@@ -1100,14 +1102,49 @@ def formats_by_moment():
 
 @test
 def rows_of_8_bits():
-    """q8 is for tensors whose rows are whole blocks of 256, scales lie in rows beside the codes; others get bf16"""
-    for shape, whole in (((4, 512), True), ((3, 2, 128), True), ((300,), False), ((4, 300), False), ((512,), False)):
+    """q8 is for tensors whose rows are whole blocks of 64, scales lie in rows beside the codes; others get bf16"""
+    for shape, whole in (((4, 512), True), ((3, 2, 32), True), ((300,), False), ((4, 96), False), ((512,), False)):
         p = Parameter(noise(*shape))
         optimizer = KahanAdamW([p], moment_format="q8")
         steps(optimizer, [p], 1)
         s = optimizer.state[p]
         assert (s.get("exp_avg_sq_root", s.get("exp_avg_sq")).dtype == torch.uint8) == whole, shape
-        assert not whole or s["exp_avg_scale"].shape == (shape[0], p.numel() // shape[0] // 256)
+        assert not whole or s["exp_avg_scale"].shape == (shape[0], p.numel() // shape[0] // 64)
+
+
+def piecewise(x):
+    """2^x at whole x, straight between them."""
+    return math.ldexp(1 + x - math.floor(x), math.floor(x))
+
+
+@test
+def codes_of_8_bits():
+    """8-bit moments are what section 6b of docs/numerics.md says: codes of one byte, a power of two for 64 of them"""
+    def number(code):  # 16 codes in each of the upper four octaves, then 8, 4, 2, 1, then steps of 2^-21
+        c = code & 127
+        e = c.bit_length() - 1
+        return (-1 if code > 127 else 1) * (c * 2.0 ** -21 if c < 4 else piecewise(4 * e - 27 + 4 * (c / 2 ** e - 1)))
+
+    def root(c):  # 32 codes in each of the upper four octaves, then 8
+        return min(piecewise((c - 255) / 32), piecewise(c / 8 - 19.875)) if c else 0.0
+
+    p = Parameter(noise(4, 512))
+    optimizer = KahanAdamW([p], moment_format="q8")
+    for t in range(3):
+        p.grad = noise(4, 512, seed=t) * (2.0 ** torch.linspace(-30, 10, 512)).to(BF16)
+        p.grad[1, :64], p.grad[2, 64:130] = 0, math.inf
+        optimizer.step()
+    s, found = optimizer.state[p], optimizer.moments(p)
+    for name, codes, value in (("exp_avg", "exp_avg", number), ("exp_avg_sq", "exp_avg_sq_root", root)):
+        scales = s[name + "_scale"]
+        assert codes in s and scales.dtype == torch.uint8 and scales.shape == (4, 8)
+        assert int(scales[1, 0]) == 0 and int(scales[2, 1]) == 255 and scales.unique().numel() > 6
+        values = torch.tensor([value(c) for c in range(256)], dtype=F64)[s[codes].long()]
+        power = torch.where(scales == 255, math.nan, torch.where(scales == 0, 0.0, 2.0 ** (scales.double() - 127)))
+        want = values * power.repeat_interleave(64, 1)
+        want = want if name == "exp_avg" else want ** 2
+        assert torch.equal(want.isnan(), found[name].isnan())
+        assert torch.equal(want.float().nan_to_num(), found[name].nan_to_num()), name
 
 
 @test
@@ -1125,7 +1162,7 @@ def order_of_8_bits():
         after = optimizer.moments(p)
         assert optimizer.state[p]["exp_avg"].dtype == dtype
         for name, x in before.items():
-            apart = (after[name] - x).abs().reshape(8, 256).amax(1) / x.abs().reshape(8, 256).amax(1)
+            apart = (after[name] - x).abs().reshape(32, 64).amax(1) / x.abs().reshape(32, 64).amax(1)
             assert (apart <= part).all(), (name, form, apart)
 
 
@@ -1310,6 +1347,155 @@ def to_and_from_torch():
         assert all(torch.equal(a[n], b[n]) for n in ("step", "exp_avg", "exp_avg_sq"))
 
 
+def loaded(rule, params, state, group, **options):
+    """An optimizer of copies of these parameters after load_state_dict() of a state of another library."""
+    ours = [Parameter(p.detach().clone()) for p in params]
+    optimizer = KahanOptimizer(ours, rule, **dict({"lr": 0.5}, **options))
+    optimizer.load_state_dict({"state": state, "param_groups": [dict(group, params=list(range(len(params))))]})
+    return ours, optimizer
+
+
+def near(a, b, error=1e-6):
+    assert (a.double() - b.double()).abs().max() <= error * b.double().abs().max(), (a, b)
+
+
+@test
+def from_optimi():
+    """load_state_dict() takes the state of optimi: moments, residual, options; and the run goes on as there"""
+    if not hasattr(torch.utils, "_foreach_utils"):  # PyTorch 1.13, of which it needs no more than the names
+        sys.modules["torch.utils._foreach_utils"] = types.SimpleNamespace(
+            _foreach_supported_types=[torch.Tensor], _group_tensors_by_device_and_dtype=None)
+        torch._disable_dynamo = lambda function: function
+        torch.optim.Optimizer.register_load_state_dict_post_hook = lambda self, hook: None
+    sys.path.append("build/python")
+    try:
+        import optimi
+    except ImportError as error:
+        raise Skip("optimi: %s" % error) from None
+    finally:
+        sys.path.remove("build/python")
+    for kind, rule, options, error in (
+            (optimi.AdamW, "adamw", {}, 1e-5), (optimi.Adam, "adam", {"weight_decay": 0.1}, 1e-5),
+            (optimi.Lion, "lion", {"decouple_lr": True}, 1e-5), (optimi.SGD, "sgd", {"momentum": 0.9}, 1e-5),
+            (optimi.SGD, "sgd", {"momentum": 0.9, "dampening": True}, 1e-5), (optimi.Adan, "adan", {}, 1e-5)):
+        theirs = parameters(F32, seed=50)
+        torchs = kind(theirs, lr=0.01, foreach=False, **dict({"triton": False}, **options))
+        steps(torchs, theirs, 4)
+        saved = through_a_file(torchs.state_dict())
+        ours, kahan = loaded(rule, theirs, saved["state"], saved["param_groups"][0])
+        assert kahan.param_groups[0]["lr"] == 0.01 and "kahan_sum" not in kahan.param_groups[0]
+        steps(torchs, theirs, 3, first=5)
+        steps(kahan, ours, 3, first=5)
+        for p, q in zip(ours, theirs):
+            near(p, q, error)
+    for rounding in ("kahan", "exact", "stochastic"):
+        theirs = parameters(seed=60)
+        torchs = optimi.AdamW(theirs, lr=0.01, foreach=False, triton=False)
+        steps(torchs, theirs, 4)
+        saved = torchs.state_dict()
+        ours, kahan = loaded("adamw", theirs, saved["state"], saved["param_groups"][0], rounding=rounding)
+        for p, q in zip(ours, theirs):
+            comp = torchs.state[q]["kahan_comp"].float()
+            assert comp.abs().max() > 0
+            full = q.detach().float() + comp * (rounding != "stochastic")
+            wrong = (kahan.full_weights(p) - full).abs() > 2.0 ** -23 * full.abs()
+            low = full.view(torch.int32) & 0xFFFF  # 0x8000: a tie, which rounds away from zero there
+            assert equal(p.data, q.data) and not (wrong & (full.to(BF16) == q) & (low != 0x8000)).any()
+            assert wrong.sum() <= (0 if rounding != "exact" else 12)  # EXACT has no residual of a whole ulp
+
+
+@test
+def from_8_bit_codes():
+    """load_state_dict() takes the 8-bit states of bitsandbytes and torchao, and bitsandbytes' of 32 bits"""
+    table = torch.linspace(-1, 1, 256) ** 3
+    squares = torch.linspace(0, 1, 256) ** 3
+
+    class OptimState8bit(torch.Tensor):  # as torchao has it: codes, a scale for each block, and a table
+        def __new__(cls, codes, scale, qmap):
+            x = torch.Tensor._make_subclass(cls, torch.empty(codes.shape))
+            x.codes, x.scale, x.qmap = codes, scale, qmap
+            return x
+
+        def dequantize(self, output_dtype=None):
+            values = self.qmap[self.codes.long()].view(self.scale.numel(), -1)
+            return (values * self.scale[:, None]).view(self.codes.shape)
+
+    chance = torch.Generator().manual_seed(3)
+    for n, block in ((1024, 256), (700, 256), (4096, 2048), (5, 256)):
+        p = Parameter(noise(n))
+        blocks = -(-n // block)
+        codes = [torch.randint(256, (n,), dtype=torch.uint8, generator=chance) for _ in range(2)]
+        scales = [torch.rand(blocks, generator=chance) + 0.5 for _ in range(2)]
+        want = [torch.tensor([float(t[int(codes[m][i])]) * float(scales[m][i // block]) for i in range(n)])
+                for m, t in enumerate((table, squares))]
+        quant = {"state1": codes[0], "qmap1": table, "absmax1": scales[0],
+                 "state2": codes[1], "qmap2": squares, "absmax2": scales[1]}
+        group = {"lr": 0.25, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "alpha": 0.0, "t_alpha": None}
+        states = [dict(quant, step=7), {"step": 7, "__bnb_optimizer_quant_state__": quant}]
+        if n % block == 0:
+            states.append({"step": torch.tensor(7.0), "exp_avg": OptimState8bit(codes[0], scales[0], table),
+                           "exp_avg_sq": OptimState8bit(codes[1], scales[1], squares)})
+        states.append({"step": 7, "state1": want[0].clone(), "state2": want[1].clone()})
+        for state in states:
+            ours, kahan = loaded("adamw", [p], {0: state}, group, moment_format="f32")
+            found = kahan.moments(ours[0])
+            near(found["exp_avg"], want[0])
+            near(found["exp_avg_sq"], want[1])
+            assert kahan.state[ours[0]]["step"] == 7 and kahan.param_groups[0]["betas"] == (0.9, 0.95)
+            assert kahan.param_groups[0]["alpha"] == 0  # keys that mean nothing here stay
+            steps(kahan, ours, 1)
+        for rule, moment in (("lion", "exp_avg"), ("sgd", "momentum_buffer")):
+            ours, kahan = loaded(rule, [p], {0: {"step": 3, "state1": codes[0], "qmap1": table, "absmax1": scales[0]}},
+                                 dict(group, eps=0.0), moment_format="f32")
+            near(kahan.moments(ours[0])[moment], want[0])
+            assert rule != "sgd" or kahan.param_groups[0]["momentum"] == 0.9
+            steps(kahan, ours, 1)
+    refused(ValueError, "state1 has 8 bits, but no blocks with absmax and qmap", loaded, "adamw", [p],
+            {0: {"step": 7, "state1": codes[0], "max1": scales[0], "state2": codes[1]}}, group)
+
+
+@test
+def from_flashoptim():
+    """load_state_dict() takes the state of FlashOptim: bf16 or int8 moments, and what it keeps of the weights"""
+    n = 100
+    for dtype, bits in ((BF16, 24), (BF16, 32), (FP16, 24)):
+        p = Parameter(torch.cat([noise(n - 2, dtype=dtype), torch.tensor([0.0, 2.0 ** -14]).to(dtype)]))
+        chance = torch.Generator().manual_seed(5)
+        most = 127 if bits == 24 else 32767
+        errors = torch.randint(-most, most + 1, (n,), generator=chance).to(torch.int8 if bits == 24 else torch.int16)
+        m, v = noise(n, seed=1), noise(n, seed=2) ** 2
+        digits, least = (7, -126) if dtype == BF16 else (10, -14)
+        full = []
+        for x, e in zip(p.tolist(), errors.tolist()):
+            exponent = max(math.frexp(x)[1] - 1, least) if x else least
+            full.append(x + e / most * 2.0 ** (exponent - digits - 1))
+        full = torch.tensor(full, dtype=F64)
+        group = {"lr": 0.25, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "initial_lr": 0.25,
+                 "quantize": True, "master_bytewidth": bits // 8}
+        state = {"step": torch.tensor(7.0), "exp_avg": m, "exp_avg_sq": v,
+                 "error_bits": errors.to(dtype) if bits == 24 else errors.view(dtype)}
+        for rounding, error in (("kahan", 2.0 ** -16), ("exact", 2.0 ** -23), ("compact", 2.0 ** -15)):
+            if dtype == FP16 and rounding == "exact":
+                continue
+            ours, kahan = loaded("adamw", [p], {0: state}, group, rounding=rounding)
+            assert equal(kahan.moments(ours[0])["exp_avg"], m.float()) and equal(ours[0].data, p.data)
+            least = 2.0 ** -24 if dtype == FP16 else 2.0 ** -133
+            wrong = (kahan.full_weights(ours[0]).double() - full).abs() > error * full.abs() + least
+            assert wrong.sum() <= (0 if rounding == "kahan" else 4), (rounding, dtype)  # ties to another weight
+            steps(kahan, ours, 1)
+        codes = torch.randint(-127, 128, (n,), generator=chance).to(torch.int8)
+        roots = torch.randint(0, 256, (n,), generator=chance).to(torch.uint8)
+        scales = [(torch.rand(4, generator=chance) + 0.5).to(FP16) for _ in range(2)]
+        ours, kahan = loaded("adamw", [p], {0: {
+            "step": torch.tensor(7.0), "exp_avg::quantized": codes, "exp_avg::scales": scales[0],
+            "exp_avg_sq::quantized": roots, "exp_avg_sq::scales": scales[1]}}, group, moment_format="f32")
+        near(kahan.moments(ours[0])["exp_avg"], torch.tensor([
+            c / 127 / (2 - abs(c / 127)) * float(scales[0][i // 32]) for i, c in enumerate(codes.tolist())]))
+        near(kahan.moments(ours[0])["exp_avg_sq"], torch.tensor([
+            (c / 255 * float(scales[1][i // 32])) ** 2 for i, c in enumerate(roots.tolist())]))
+        assert kahan.param_groups[0]["quantize"]
+
+
 @test
 def wrong_torch_state():
     """a state of torch.optim with other moments or shapes is refused"""
@@ -1492,15 +1678,12 @@ def older_checkpoint():
     """a state_dict() of the versions before 0.9, which had blocks of bytes, goes on with the bits of a block"""
     for dtype, options in ((BF16, {}), (F32, {}), (BF16, {"rounding": "exact", "moment_format": "f32"}),
                            (FP16, {"rounding": "compact", "moment_format": "fp16"}),
-                           (BF16, {"moment_format": "q8"}), (BF16, {"amsgrad": True, "moment_format": "q8"})):
+                           (BF16, {"amsgrad": True})):
         params = parameters(dtype, shapes=((5, 7), (2, 512), (1,)))
         optimizer = KahanAdamW(params, residual="zero", **options)
         group, blocks = optimizer.param_groups[0], []
         for i, p in enumerate(params):  # steps of the library on a block
             opt, n, w = options_of(group, dtype), p.numel(), p.detach().clone()
-            if i != 1 and options.get("moment_format") == "q8":
-                blocks.append(None)
-                continue
             t = k.kopt_tensor(weight=w.data_ptr(), weight_format=FORMATS[dtype], n=n, id=i, grad_format=FORMATS[dtype])
             memory = torch.zeros(k.kopt_state_size(opt, t), dtype=torch.uint8)
             t.state, t.state_size = memory.data_ptr(), len(memory)
@@ -1509,20 +1692,19 @@ def older_checkpoint():
         for step in range(1, 7):
             set_grads(params, step)
             for p, block in zip(params, blocks):
-                if block:
-                    block[1].grad = p.grad.data_ptr()
-                    k.check(k.kopt_optimizer_step(block[0], block[1], 1))
+                block[1].grad = p.grad.data_ptr()
+                k.check(k.kopt_optimizer_step(block[0], block[1], 1))
             if step == 3:
                 saved = {"state": {i: {"step": 3, "id": i, "block": sealed(*block[:2]), "sealed": True}
-                                   for i, block in enumerate(blocks) if block}}
+                                   for i, block in enumerate(blocks)}}
                 now = optimizer.state_dict()["param_groups"][0]
                 saved["param_groups"] = [{name: x for name, x in now.items() if name != "threads"}]
                 optimizer.load_state_dict(through_a_file(saved))
                 for p, block in zip(params, blocks):
-                    p.data.copy_(block[2] if block else p)
+                    p.data.copy_(block[2])
             elif step > 3:
                 optimizer.step()
-        assert all(equal(p.detach(), block[2]) for p, block in zip(params, blocks) if block), options
+        assert all(equal(p.detach(), block[2]) for p, block in zip(params, blocks)), options
     wrong = copy.deepcopy(saved)
     wrong["state"][1]["block"][70] ^= 1
     refused(ValueError, "its block is damaged, or was not sealed", optimizer.load_state_dict, wrong)
@@ -1536,22 +1718,27 @@ def older_checkpoint():
 
 @test
 def older_8_bits():
-    """8-bit moments of versions before 0.9, of tensors whose rows are not whole blocks, become bf16"""
-    p = parameters(shapes=((300,),))[0]
+    """8-bit moments of earlier versions, in blocks of bytes or with scales in fp32, are refused, and all stays"""
+    p = parameters(shapes=((4, 256),))[0]
     optimizer = KahanAdamW([p], moment_format="q8")
-    opt, w = options_of(optimizer.param_groups[0], BF16, ("q8", "q8")), p.detach().clone()
-    t = k.kopt_tensor(weight=w.data_ptr(), weight_format=k.KOPT_BF16, n=300, grad_format=k.KOPT_BF16)
-    memory, grad = torch.zeros(k.kopt_state_size(opt, t), dtype=torch.uint8), noise(300)
-    t.state, t.state_size, t.grad = memory.data_ptr(), len(memory), grad.data_ptr()
+    steps(optimizer, [p], 2)
+    before, saved = copy.deepcopy(optimizer.state[p]), through_a_file(optimizer.state_dict())
+    words = "its 8-bit moments are those of an earlier version, which are not read"
+    for name in ("exp_avg_scale", "exp_avg_sq_scale"):
+        wrong = copy.deepcopy(saved)
+        wrong["state"][0][name] = torch.ones(4, 1)
+        refused(ValueError, words, optimizer.load_state_dict, wrong)
+    opt, w = options_of(optimizer.param_groups[0], BF16, ("bf16", "bf16")), p.detach().clone()
+    t = k.kopt_tensor(weight=w.data_ptr(), weight_format=k.KOPT_BF16, n=1024, grad_format=k.KOPT_BF16)
+    memory = torch.zeros(k.kopt_state_size(opt, t), dtype=torch.uint8)
+    t.state, t.state_size = memory.data_ptr(), len(memory)
     k.check(k.kopt_state_init(opt, t, 1, None))
-    k.check(k.kopt_optimizer_step(opt, t, 1))
-    optimizer.load_state_dict({"state": {0: {"step": 1, "id": 0, "block": sealed(opt, t), "sealed": True}},
-                               "param_groups": optimizer.state_dict()["param_groups"]})
-    want = torch.zeros(300)
-    for slot, name in enumerate(("exp_avg", "exp_avg_sq"), k.KOPT_SLOT_FIRST_MOMENT):
-        k.check(k.kopt_state_read(opt, t, slot, want.data_ptr()))
-        assert optimizer.state[p][name].dtype == BF16 and want.any()
-        assert ((optimizer.state[p][name].float() - want).abs() <= want.abs() * 2.0 ** -8).all()
+    block = bytearray(sealed(opt, t).tolist())
+    block[8], block[44:48] = 4, bytes(4)  # the format of its moments
+    block[44:48] = zlib.crc32(block).to_bytes(4, "little")
+    refused(ValueError, words, optimizer.load_state_dict, dict(saved, state={
+        0: {"step": 0, "id": 0, "block": torch.tensor(list(block), dtype=torch.uint8), "sealed": True}}))
+    assert same(before, optimizer.state[p])
 
 
 @test
@@ -1782,6 +1969,8 @@ def gradient_release():
     prepare_for_gradient_release(released, b)
     refused(ValueError, "has such hooks already", prepare_for_gradient_release, released, b)
     both(4, 0)
+    assert equal(list(pickle.loads(pickle.dumps(released)).parameters()), list(released.parameters()))  # torch.save
+    assert not copy.deepcopy(released)[0].weight._post_accumulate_grad_hooks
     b.load_state_dict(through_a_file(b.state_dict()))
     both(2, 4)
     remove_gradient_release(released)
@@ -1872,6 +2061,118 @@ def kahan_scaler():
     other.load_state_dict(through_a_file(scaler.state_dict()))
     assert other.state_dict() == scaler.state_dict()
     refused(AttributeError, "speed", KahanScaler, speed=3)
+
+
+@test
+def scaler_names():
+    """KahanScaler has the names of GradScaler: arguments, get_scale, is_enabled, lists, state_dict, skipped"""
+    scaler = KahanScaler(init_scale=16.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=2)
+    assert scaler.get_scale() == 16 and type(scaler.get_scale()) is float and scaler.is_enabled()
+    one, two = torch.tensor(1.0, dtype=FP16), torch.tensor(3.0)
+    scaled = scaler.scale([one, (two,)])
+    assert [type(scaled), type(scaled[1])] == [list, tuple] and [float(scaled[0]), float(scaled[1][0])] == [16, 48]
+    p = Parameter(torch.zeros(4, dtype=FP16))
+    optimizer, said = KahanSGD([p], lr=1), []
+    for grad in (1.0, math.inf, 1.0):
+        p.grad = torch.full((4,), grad, dtype=FP16)
+        scaler.step(optimizer)
+        said.append(scaler.skipped)
+        scaler.update()
+    assert said == [False, True, False] and scaler.get_scale() == 4
+    state = {"scale": 4.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 2, "_growth_tracker": 1}
+    assert {name: scaler.state_dict()[name] for name in state} == state
+    again = KahanScaler()
+    again.load_state_dict(state)  # that of a GradScaler
+    assert {name: again.state_dict()[name] for name in state} == state
+    again = KahanScaler()
+    again.load_state_dict({"scale": 4.0, "growth": 4.0, "backoff": 0.25, "interval": 2, "good": 1})  # before 0.9
+    assert {name: again.state_dict()[name] for name in state} == state
+    if hasattr(torch.amp, "GradScaler"):
+        theirs = torch.amp.GradScaler("cpu")
+        theirs.load_state_dict(scaler.state_dict())
+        assert theirs.state_dict() == state
+        again.load_state_dict(theirs.state_dict())
+    off = KahanScaler(init_scale=16.0, enabled=False)
+    assert not off.is_enabled() and off.get_scale() == 1 and off.scale(one) is one and off.state_dict() == {}
+    off.load_state_dict({})
+    before = p.detach().clone()
+    p.grad = torch.ones(4, dtype=FP16)
+    off.unscale_(optimizer)
+    off.step(optimizer)
+    off.update()
+    assert torch.equal(p, before - 1) and not off.skipped
+
+
+@test
+def full_weights_by_name():
+    """full_state_dict(model): fp32 by name, tied names and buffers as in model.state_dict(); and back, into another"""
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.norm = torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)
+            self.two = torch.nn.Linear(6, 6)
+            self.two.weight = self.one.weight
+            self.two.bias.requires_grad_(False)
+
+    for rounding in ("kahan", "exact"):
+        torch.manual_seed(1)
+        model, other = Tied().to(BF16), Tied().to(BF16)
+        optimizers = [KahanAdamW([p for p in m.parameters() if p.requires_grad], rounding=rounding)
+                      for m in (model, other)]
+        steps(optimizers[0], list(model.parameters())[:4], 3)
+        full = optimizers[0].full_state_dict(model)
+        assert list(full) == list(model.state_dict()) and full["two.weight"] is full["one.weight"]
+        for name, p in model.named_parameters():
+            assert full[name].dtype == (BF16 if name == "two.bias" else F32)
+            assert name == "two.bias" or equal(full[name], optimizers[0].full_weights(p))
+        assert any(not torch.equal(x, x.to(BF16).float()) for x in full.values() if x.dtype == F32)
+        assert full["norm.num_batches_tracked"].dtype == torch.int64
+        before = other.one.weight._version
+        optimizers[1].load_full_state_dict(other, through_a_file(full))
+        assert equal(list(model.state_dict().values()), list(other.state_dict().values()))
+        assert other.one.weight._version > before
+        again = optimizers[1].full_state_dict(other)
+        assert all(equal(full[name], again[name]) for name in full)
+        refused(KeyError, "one.bias", optimizers[1].load_full_state_dict, other,
+                {name: x for name, x in full.items() if name != "one.bias"})
+
+
+@test
+def scheduled_momentum():
+    """a momentum that begins at 0, or ends there, as torch.optim.SGD has it"""
+    for dtype, error in ((F32, 1e-6), (BF16, 0.02)):
+        ours, theirs = parameters(dtype), parameters(F32)
+        a, b = KahanSGD(ours, lr=0.1), torch.optim.SGD(theirs, lr=0.1)
+        for p, q in zip(ours, theirs):
+            q.data.copy_(p)
+        for t, momentum in enumerate((0.0, 0.0, 0.9, 0.5, 0.0, 0.9), 1):
+            a.param_groups[0]["momentum"] = b.param_groups[0]["momentum"] = momentum
+            set_grads(ours, t)
+            for p, q in zip(ours, theirs):
+                q.grad = p.grad.float()
+            a.step()
+            b.step()
+            a.load_state_dict(through_a_file(a.state_dict()))
+        for p, q in zip(ours, theirs):
+            assert (a.full_weights(p) - q).abs().max() <= error * q.abs().max()
+
+
+@test
+def zero_gradients():
+    """a zero tensor of autograd, which has no memory, is a gradient of zeros"""
+    for dtype in (BF16, F32):
+        for order in (torch.contiguous_format, torch.channels_last):
+            ours, theirs = ([Parameter(noise(2, 3, 4, 5, seed=i, dtype=dtype).to(memory_format=order))
+                             for i in range(3)] for _ in range(2))
+            a, b = KahanAdamW(ours), KahanAdamW(theirs)
+            for t in range(1, 4):
+                set_grads(ours, t)
+                set_grads(theirs, t)
+                ours[1].grad = torch._efficientzerotensor(ours[1].shape, dtype=dtype)
+                theirs[1].grad = torch.zeros_like(theirs[1])
+                a.step()
+                b.step()
+            assert equal(ours, theirs) and not equal(ours[1], noise(2, 3, 4, 5, seed=1, dtype=dtype))
 
 
 @test
@@ -2114,9 +2415,45 @@ def page():
     """docs/pytorch.md: the examples run"""
     with open("docs/pytorch.md", encoding="utf-8") as f:
         blocks = re.findall(r"<!-- test: test_torch.py -->\n```python\n(.*?)```", f.read(), re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     for block in blocks:
         exec(compile(block, "docs/pytorch.md", "exec"), {})
+
+
+@test
+def other_peoples_updates():
+    """the recipe of docs/pytorch.md gives the update of any torch optimizer to a step: the weights are those of fp32"""
+    with open("docs/pytorch.md", encoding="utf-8") as f:
+        recipe, = re.findall(r"```python\n((?:(?!```).)*any\n.*?)```", f.read(), re.S)
+    kinds = [lambda p: torch.optim.NAdam(p, lr=1e-3), lambda p: torch.optim.Adagrad(p, lr=1e-2)]
+    if hasattr(torch.optim, "Muon"):
+        kinds.append(lambda p: torch.optim.Muon(p, lr=1e-3))
+    for kind in kinds:
+        for exact in (False, True):
+            code = recipe.replace("theirs = torch.optim.NAdam(copies, lr=1e-3)", "theirs = kind(copies)")
+            code = code.replace("list(model.parameters())", "[p for p in model.parameters() if p.ndim == 2]")
+            code = code.replace("lr=1.0)", "lr=1.0, residual='zero')")  # to begin where fp32 begins
+            if exact:
+                code = code.replace("KahanSGD(params, lr=1.0", "KahanSGD(params, lr=1.0, rounding='exact'")
+                code = code.replace("        copy.data = torch.empty(0)\n", "").replace(
+                    "ours.step()", "ours.write_weights(copies)")
+            assert code.count("kind(copies)") == 1
+            space = {"kind": kind}
+            exec(compile(code, "docs/pytorch.md", "exec"), space)
+            params, ours, start = space["params"], space["ours"], space["ours"].read_weights()
+            plain = [Parameter(p.detach().float()) for p in params]
+            theirs = kind(plain)
+            for t in range(1, 101):
+                set_grads(params, t)
+                for p, q in zip(params, plain):
+                    q.grad = p.grad.float()
+                space["step"]()
+                theirs.step()
+            if exact:
+                assert equal(ours.read_weights(), [q.data for q in plain])
+            else:
+                for w, q, before in zip(ours.read_weights(), plain, start):
+                    assert (w - q).norm() <= 0.01 * (q - before).norm() > 0
 
 
 @test

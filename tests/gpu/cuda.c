@@ -777,7 +777,7 @@ static void refused_arrays(int lists) {
                 expected = KOPT_ERROR_OPTION;
                 break;
             case 10: o->size--, expected = KOPT_ERROR_SIZE; break;
-            case 11: o->reserved_ = nothing, expected = KOPT_ERROR_OPTION; break;
+            case 11: t->state = nothing, expected = KOPT_ERROR_OPTION; break;
             default:
                 if (needed >= 0) *address(t, o, needed) = NULL;
                 expected = KOPT_ERROR_NULL;
@@ -1069,6 +1069,8 @@ static void refusals(void) {
     wrong = o, wrong.rule = (kopt_rule)8, bad_tensor = t, bad.opt = &wrong;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
 #endif
+    wrong = o, wrong.rounding = KOPT_FEEDBACK, bad_tensor = t, bad.opt = &wrong;
+    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     bad.opt = &o, bad_tensor = t, bad_tensor.counts = &counts;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     bad_tensor = t, bad_tensor.grad_format = (kopt_format)7;

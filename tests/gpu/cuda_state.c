@@ -294,7 +294,7 @@ static void refusals(void) {
             switch (i) {
             case BLOCKS: p->state = v->array[k][VALUES]; break;
             case BLOCKS + 1: own[k].size++; break;
-            case BLOCKS + 2: own[k].reserved_ = p; break;
+            case BLOCKS + 2: own[k].moment[0] = NULL; break;
             case BLOCKS + 3: own[k].residual = NULL; break;
             case BLOCKS + 4: own[k].scale[1] = NULL; break;
             case BLOCKS + 5: own[k].moment[0] = (char *)own[k].residual + 199; break;

@@ -140,13 +140,14 @@ static void *fit(void *p, size_t size) {
 static int is_long(size_t n) { return n > LONGEST; } /* those are all beyond the address space */
 
 /* The arrays of a state, in the order of kopt_state_arrays. */
-enum { RESIDUAL, MOMENT, SCALE = MOMENT + 4, SLOW = SCALE + 4, SLOW_RESIDUAL, STATE_ARRAYS };
+enum { RESIDUAL, MOMENT, SCALE = MOMENT + 4, SLOW = SCALE + 4, SLOW_RESIDUAL, RATES, STATE_ARRAYS };
 static void **array_of(kopt_state_arrays *a, int i) {
     return i == RESIDUAL ? &a->residual
            : i < SCALE   ? &a->moment[i - MOMENT]
            : i < SLOW    ? &a->scale[i - SCALE]
            : i == SLOW   ? &a->slow
-                         : &a->slow_residual;
+           : i < RATES   ? &a->slow_residual
+                         : &a->rates;
 }
 
 static void fit_tensor(kopt_tensor *t) {
@@ -190,7 +191,7 @@ static void make_optimizer(void) {
     if (below(3) == 2) o->second_moment_format = (kopt_format)below(4);
     if (below(3) == 0)
         usual_format = o->first_moment_format = o->second_moment_format = KOPT_BF16; /* the hot kernels */
-    o->rounding = (kopt_rounding)((below(5) + 2) % 5);
+    o->rounding = (kopt_rounding)((below(6) + 2) % 6);
     o->moment_rounding = (kopt_rounding)(1 - below(2));
     o->residual_rounding = (kopt_rounding)(1 - below(2));
     if (byte() & 1) {
@@ -208,6 +209,11 @@ static void make_optimizer(void) {
         if (o->rule == KOPT_RULE_LION) o->sharpness = below(2) ? 1000 : 0;
     }
     o->zero_grad = (int)below(2);
+    if (o->rounding == KOPT_FEEDBACK && byte() & 15) { /* which takes few */
+        o->moment_rounding = KOPT_STOCHASTIC;
+        if (!ref_accepts(o)) o->beta1 = 0.9;
+        if (!ref_accepts(o)) o->rounding = KOPT_KAHAN;
+    }
     if (o->rule == KOPT_RULE_EMA && byte() & 15) { /* which takes no options */
         o->weight_decay = 0, o->maximize = o->zero_grad = o->moments_only = 0;
     }
@@ -276,6 +282,7 @@ static uint64_t an_index(void) {
 static size_t width_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
     const ref_layout l = ref_layout_of(o, t->weight_format, t->n);
     if (i >= SCALE && i < SLOW) return ref_coded(o) >> (i - SCALE) & 1 ? 1 : 0;
+    if (i == RATES) return ref_pays(o, t->weight_format) ? 4 : 0;
     return i == RESIDUAL ? l.residual_width
            : i < SCALE   ? l.moment_width[i - MOMENT]
            : i == SLOW   ? l.slow_width
@@ -283,6 +290,7 @@ static size_t width_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
 }
 
 static size_t bytes_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
+    if (i == RATES) return t->n != 0 ? 4 * width_of(o, t, i) : 0;
     return width_of(o, t, i) * (i >= SCALE && i < SLOW ? (t->n + 63) / 64 : t->n);
 }
 
@@ -292,7 +300,8 @@ static size_t offset_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
            : i < SCALE   ? l.moment[i - MOMENT]
            : i < SLOW    ? l.scale[i - SCALE]
            : i == SLOW   ? l.slow
-                         : l.slow_residual;
+           : i < RATES   ? l.slow_residual
+                         : 32; /* in the header */
 }
 
 static unsigned char *place_of(const kopt_optimizer *o, const kopt_tensor *t, int i) {
@@ -381,7 +390,7 @@ static void change_tensor(kopt_tensor *t) {
     if (k == 23 && byte() & 1)
         arrays->size = below(2) ? sizeof *arrays : below(200);
     else if (k == 23)
-        arrays->reserved_ = arrays->reserved_ ? NULL : p;
+        arrays->rates = p;
     fit_tensor(t);
 }
 
@@ -462,10 +471,11 @@ static int optimizer_good(const kopt_optimizer *o) {
         if (o->reserved_[i] != 0 || o->reserved32_ != 0) return 0;
     if (!in_enum((int)o->rule, KOPT_RULE_ADAM_ATAN2)) return 0;
     if (!in_enum((int)o->first_moment_format, KOPT_Q8) || !in_enum((int)o->second_moment_format, KOPT_Q8)) return 0;
-    if (!in_enum((int)o->rounding, KOPT_EXACT)) return 0;
+    if (!in_enum((int)o->rounding, KOPT_FEEDBACK)) return 0;
     if (!in_enum((int)o->moment_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)o->residual_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)o->decay_mode, KOPT_DECAY_FULLY_DECOUPLED)) return 0;
+    if (!ref_accepts(o)) return 0;
     if (!within(o->lr, 0, most) || !within(o->weight_decay, 0, most)) return 0;
     if (!within(o->grad_scale, -most, most) || !within(o->clip, -most, most)) return 0;
     if (o->decay_mode == KOPT_DECAY_FULLY_DECOUPLED && !(within(o->max_lr, 0, most) && o->max_lr > 0)) return 0;
@@ -539,7 +549,7 @@ static int fields_good(const kopt_tensor *t) {
 /* May a tensor have these arrays, whatever its options need? */
 static int form_good(const kopt_tensor *t) {
     const kopt_state_arrays *a = t->arrays;
-    return a == NULL || (a->size == sizeof *a && a->reserved_ == NULL && t->state == NULL);
+    return a == NULL || (a->size == sizeof *a && t->state == NULL);
 }
 
 static int arrays_good(const kopt_optimizer *o, const kopt_tensor *t) {
@@ -621,7 +631,8 @@ static void require_no_numbers(const kopt_optimizer *o, const kopt_tensor *t) {
     const unsigned char *h = t->state;
     int i;
     if (t->n == 0 || t->arrays || layout_of(o, t).size == 0) return;
-    for (i = 32; i < 64; ++i) REQUIRE(h[i] == 0, "a block tells of the run");
+    for (i = 32; i < 64; ++i)
+        REQUIRE(h[i] == 0 || (i < 48 && ref_pays(o, t->weight_format)), "a block tells of the run");
 }
 
 /* The header of a tensor in a checkpoint: the decay mode, the roundings and what else tells apart the optimizers that
@@ -666,15 +677,16 @@ static kopt_optimizer formats_of(const kopt_step *step) {
 
 static int step_good(const kopt_step *step) {
     const kopt_begun_ s = begun_of(step);
-    const kopt_optimizer o = formats_of(step);
+    kopt_optimizer o = formats_of(step);
     if (s.step == 0 || !in_enum((int)s.rule, KOPT_RULE_ADAM_ATAN2)) return 0;
     if (!in_enum((int)s.first_moment_format, KOPT_Q8) || !in_enum((int)s.second_moment_format, KOPT_Q8)) return 0;
-    if (!in_enum((int)s.rounding, KOPT_EXACT)) return 0;
+    if (!in_enum((int)s.rounding, KOPT_FEEDBACK)) return 0;
     if (!in_enum((int)s.moment_rounding, KOPT_STOCHASTIC)) return 0;
     if (!in_enum((int)s.residual_rounding, KOPT_STOCHASTIC)) return 0;
     if ((s.stable && s.rule != KOPT_RULE_ADAM) || (s.sync && s.rule != KOPT_RULE_RANGER)) return 0;
     if (s.unrectified && s.rule != KOPT_RULE_RADAM && s.rule != KOPT_RULE_RANGER) return 0;
-    return s.moment_count == ref_moments(&o);
+    o.beta1 = 0.9, o.moment_rounding = s.moment_rounding;
+    return s.moment_count == ref_moments(&o) && ref_accepts(&o);
 }
 
 /* Does StableAdamW have to measure the whole tensor before it steps it? */
@@ -766,7 +778,9 @@ static void announce_step(const kopt_optimizer *o, const kopt_tensor *t, size_t 
     if (t->grad) reads((unsigned char *)t->grad + begin * grad, n * grad);
     if (t->grad && o->zero_grad) writes((unsigned char *)t->grad + begin * grad, n * grad);
     if (t->arrays ? !arrays_good(o, t) : state == NULL || t->state_size < l.size) return;
-    for (k = 0; k < STATE_ARRAYS; ++k) {
+    if (place_of(o, t, RATES)) reads(place_of(o, t, RATES), 16);
+    if (place_of(o, t, RATES) && begin == 0) writes(place_of(o, t, RATES), 16);
+    for (k = 0; k < RATES; ++k) {
         const int scale = k >= SCALE && k < SLOW;
         const size_t width = width_of(o, t, k), first = scale ? begin / 64 : begin;
         unsigned char *p = place_of(o, t, k);
@@ -811,6 +825,7 @@ static kopt_tensor other_form(const kopt_optimizer *o, const kopt_tensor *t, uns
     int i;
     memset(views, 0, sizeof *views);
     views->size = sizeof *views;
+    if (t->arrays) make_header(o, t, block);
     for (i = 0; i < STATE_ARRAYS && t->n != 0; ++i) {
         if (t->arrays == NULL) *array_of(views, i) = place_of(o, t, i);
         if (t->arrays && place_of(o, t, i)) memcpy(block + offset_of(o, t, i), place_of(o, t, i), bytes_of(o, t, i));
@@ -818,7 +833,6 @@ static kopt_tensor other_form(const kopt_optimizer *o, const kopt_tensor *t, uns
     turned.arrays = t->arrays ? NULL : views;
     turned.state = t->arrays ? block : NULL;
     turned.state_size = t->arrays ? BLOCK : 0;
-    if (t->arrays) make_header(o, t, block);
     return turned;
 }
 
@@ -1230,7 +1244,8 @@ static void call_read_write(int reading) {
         if (!reading && what == KOPT_SLOT_WEIGHT) {
             writes(s[0].p, s[0].size), writes(s[2].p, s[2].size);
             for (j = 0; j < STATE_ARRAYS; ++j)
-                if (j == RESIDUAL || j >= SLOW) writes(place_of(&w.opt, t, j), bytes_of(&w.opt, t, j));
+                if (j == RESIDUAL || j == SLOW || j == SLOW_RESIDUAL)
+                    writes(place_of(&w.opt, t, j), bytes_of(&w.opt, t, j));
         } else if (!reading) {
             writes(place_of(&w.opt, t, MOMENT + k), bytes_of(&w.opt, t, MOMENT + k));
             writes(place_of(&w.opt, t, SCALE + k), bytes_of(&w.opt, t, SCALE + k));
@@ -1322,8 +1337,11 @@ static int header_good(const unsigned char *h) {
     const int coded = h[8] != KOPT_F32 || h[11] > 1; /* has any moment 16 or 8 bits, if there are two? */
     if (memcmp(h, "KOPT\2", 5) != 0 || h[10] > 1) return 0;
     if (h[11] != 0 && (h[11] > 6 || h[11] == 4 || h[11] == 5 || h[11] == h[8] + 1 || moments < 2)) return 0;
-    if (rule > KOPT_RULE_ADAM_ATAN2 || h[6] > KOPT_FP16 || rounding > KOPT_EXACT || h[8] > 5 || h[8] == 3 || h[8] == 4)
-        return 0;
+    if (rule > KOPT_RULE_ADAM_ATAN2 || h[6] > KOPT_FP16 || rounding > KOPT_FEEDBACK) return 0;
+    if (h[8] > 5 || h[8] == 3 || h[8] == 4) return 0;
+    if (rounding == KOPT_FEEDBACK && (moments == 0 || rule == KOPT_RULE_LION || rule > KOPT_RULE_RADAM)) return 0;
+    if (rounding == KOPT_FEEDBACK && h[8] == KOPT_FP16) return 0;
+    if (rounding == KOPT_FEEDBACK && h[10] && h[8] != KOPT_F32 && !(h[7] & 16)) return 0;
     if (moments < least[rule] || moments > largest[rule] || (h[6] == KOPT_F32 && rounding != 0)) return 0;
     if (little(h + 16, 8) > (SIZE_MAX - 256) / 32 || little(h + 24, 8) >> 63 != 0) return 0;
     if (h[10] == 0) return h[7] < 16 && h[9] < 8 && little(h + 16, 8) != 0 && (moments != 0 || rounding >= KOPT_KAHAN);
@@ -1337,8 +1355,9 @@ static int header_good(const unsigned char *h) {
 static uint64_t header_size(const unsigned char *h) {
     const uint64_t step = h[10] ? 4 : 16, n = little(h + 16, 8), weight = h[6] == KOPT_F32 ? 4 : 2;
     const int rounding = h[7] % 16, ranger = h[5] == KOPT_RULE_RANGER;
-    const uint64_t residual = n * (rounding < KOPT_KAHAN ? 0 : rounding == KOPT_COMPACT ? 1 : 2);
-    uint64_t size[12] = {0}, all = 64;
+    const int kept = rounding < KOPT_KAHAN || rounding == KOPT_FEEDBACK ? 0 : rounding == KOPT_COMPACT ? 1 : 2;
+    const uint64_t residual = n * (uint64_t)kept;
+    uint64_t size[13] = {0}, all = 64;
     kopt_optimizer o = kopt_adamw(0);
     int k;
     o.rule = (kopt_rule)h[5], o.amsgrad = h[9] % 8 == 3, o.momentum = h[9] % 8;
@@ -1350,7 +1369,8 @@ static uint64_t header_size(const unsigned char *h) {
         size[4 + k] = n * ref_width(ref_format(&o, k));
         size[8 + k] = ref_format(&o, k) == KOPT_Q8 ? (n + 63) / 64 : 0;
     }
-    for (k = 0; k < 12; ++k) all += (size[k] + step - 1) / step * step;
+    if (h[10] && rounding == KOPT_FEEDBACK && n != 0) size[12] = 16;
+    for (k = 0; k < 13; ++k) all += (size[k] + step - 1) / step * step;
     return all;
 }
 
@@ -1595,7 +1615,7 @@ static void call_resume(void) {
     turn = !t->arrays && byte() & 1;
     t->state = place, t->state_size = total, t->arrays = NULL;
     for (k = 0; k < STATE_ARRAYS && turn; ++k) *array_of(arrays, k) = place_of(&o, t, k);
-    if (turn) arrays->size = sizeof *arrays, arrays->reserved_ = NULL, t->arrays = arrays, t->state = NULL;
+    if (turn) arrays->size = sizeof *arrays, t->arrays = arrays, t->state = NULL;
     w.opt.step = word(), w.opt.seed = word();
     REQUIRE(kopt_load(&w.opt, t, 1, image, sizeof image) == KOPT_OK, "what was saved is not loaded");
     REQUIRE(w.opt.step == o.step && w.opt.seed == o.seed, "step and seed are not restored");

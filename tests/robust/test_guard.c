@@ -474,7 +474,7 @@ static void check_refusals(void) {
 #define REFUSED_ARRAYS(change, call, want) (REFUSED(change, call, want), arrays = good_arrays)
     REFUSED_ARRAYS(arrays.size--, run_step, KOPT_ERROR_SIZE);
     REFUSED_ARRAYS(arrays.size--, run_init, KOPT_ERROR_SIZE);
-    REFUSED_ARRAYS(arrays.reserved_ = &step, run_list, KOPT_ERROR_OPTION);
+    REFUSED_ARRAYS((opt.rounding = KOPT_FEEDBACK, arrays.rates = NULL), run_list, KOPT_ERROR_NULL);
     REFUSED_ARRAYS(t.state = room[STATE], run_load, KOPT_ERROR_OPTION);
     REFUSED_ARRAYS(arrays.residual = NULL, run_list, KOPT_ERROR_NULL);
     REFUSED_ARRAYS(arrays.moment[0] = NULL, run_read, KOPT_ERROR_NULL);

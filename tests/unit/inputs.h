@@ -106,8 +106,8 @@ enum { SPECIAL_WORDS = sizeof special_words / sizeof *special_words };
 #endif
 
 static const char *const format_name[] = {"fp32", "bf16", "fp16", "8-bit", "1-bit"};
-static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact"};
-enum { ROUNDINGS = KOPT_EXACT + 1 };
+static const char *const rounding_name[] = {"nearest", "stochastic", "Kahan", "compact", "exact", "feedback"};
+enum { ROUNDINGS = KOPT_FEEDBACK + 1 };
 
 /* ---- Hashes ------------------------------------------------------------------------------------------------------ */
 

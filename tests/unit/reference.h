@@ -222,12 +222,33 @@ static inline int ref_coded(const kopt_optimizer *o) {
     return set;
 }
 
+/* Which roundings keep something beside a 16-bit weight. */
+static inline int ref_carries(const kopt_optimizer *o, kopt_format f) {
+    return f != KOPT_F32 && o->rounding >= KOPT_KAHAN && o->rounding <= KOPT_EXACT;
+}
+
+/* Does the first moment pay back the rounding errors of these weights? */
+static inline int ref_pays(const kopt_optimizer *o, kopt_format f) {
+    return f != KOPT_F32 && o->rounding == KOPT_FEEDBACK;
+}
+
+/* KOPT_FEEDBACK takes only what can pay: fp16 cannot hold what is owed. */
+static inline int ref_accepts(const kopt_optimizer *o) {
+    const double b = o->rule == KOPT_RULE_SGD ? o->momentum : o->beta1;
+    if (o->rounding != KOPT_FEEDBACK) return 1;
+    if (o->rule != KOPT_RULE_SGD && o->rule != KOPT_RULE_ADAM && o->rule != KOPT_RULE_ADAN &&
+        o->rule != KOPT_RULE_RADAM)
+        return 0;
+    return b > 0 && b <= 0.999 && o->first_moment_format != KOPT_FP16 &&
+           (o->first_moment_format == KOPT_F32 || o->moment_rounding == KOPT_STOCHASTIC);
+}
+
 static inline size_t ref_room(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 static inline ref_layout ref_layout_of(const kopt_optimizer *o, kopt_format f, size_t n) {
     ref_layout l;
-    int carries = f != KOPT_F32 && o->rounding >= KOPT_KAHAN, k;
-    l.residual_width = !carries ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
+    int k;
+    l.residual_width = !ref_carries(o, f) ? 0 : o->rounding == KOPT_COMPACT ? 1 : 2;
     l.residual = 64;
     l.size = l.residual + ref_room(n * l.residual_width);
     for (k = 0; k < 4; ++k) {
@@ -253,6 +274,7 @@ typedef struct ref_scalars {
     float beta3, one_minus_beta3, third_scale, back; /* Adan; Ranger: how far back to the slow weight */
     int rectified, lookahead, first, coded;          /* coded: moments that are left as they are, for codes of 8 bits */
     float sharpness;                                 /* smooth Lion */
+    float payment;                                   /* FEEDBACK: what takes an error of the weight to the moment */
 } ref_scalars;
 
 #ifdef KAHAN_OPT_VMATH
@@ -320,7 +342,7 @@ static inline float ref_correction(double beta, uint32_t t) {
 }
 
 static inline ref_scalars ref_scalars_of(const kopt_optimizer *o, uint32_t t) {
-    ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
+    ref_scalars s = {0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0};
     const float c1 = ref_correction(o->beta1, t), c2 = ref_correction(o->beta2, t), c3 = ref_correction(o->beta3, t);
     const float wd = (float)o->weight_decay;
     s.grad_scale = ref_mul((float)o->grad_scale, (float)o->clip);
@@ -426,7 +448,7 @@ static inline void ref_store_weight(const kopt_optimizer *o, kopt_format f, ref_
     uint32_t x = ref_bits(difference), stored, residual = 0, u;
     if (rounding == KOPT_NEAREST) {
         stored = ref_narrow(f, x);
-    } else if (rounding == KOPT_STOCHASTIC) {
+    } else if (rounding == KOPT_STOCHASTIC || rounding == KOPT_FEEDBACK) {
         stored = ref_stochastic(f, x, r);
     } else if (rounding == KOPT_KAHAN) {
         float y = ref_sub(ref_compensation(f, e->residual), update), c;
@@ -458,6 +480,17 @@ static inline float ref_rest(const kopt_optimizer *o, kopt_format f, uint32_t re
     return f != KOPT_F32 && o->rounding == KOPT_KAHAN ? ref_compensation(f, residual) : 0;
 }
 
+/* The first moment m, less its share of the error of the new weight w - update: as it is, where that is no number of
+   its format. unit: what m is divided by. */
+static inline float ref_pay(const kopt_optimizer *o, kopt_format f, const ref_scalars *s, uint32_t r, float w,
+                            float update, float m, float unit) {
+    const uint32_t most = ref_format(o, 0) == KOPT_BF16 ? 0x7f7f0000 : 0x7f7fffff;
+    const uint32_t word = ref_flush(f, ref_stochastic(f, ref_bits(ref_sub(w, update)), ref_number(r, 0)));
+    const float error = ref_sub(ref_sub(w, ref_float(ref_widen(f, word))), update);
+    const float paid = ref_sub(m, ref_mul(ref_mul(s->payment, error), unit));
+    return (ref_bits(paid) & 0x7fffffff) <= most ? paid : m;
+}
+
 static inline float ref_mean(float beta, float one_minus_beta, float old, float x) {
     return ref_add(ref_mul(beta, old), ref_mul(one_minus_beta, x));
 }
@@ -469,7 +502,7 @@ static inline float ref_mean_square(float beta, float one_minus_beta, float old,
 static inline void ref_step_element(const kopt_optimizer *o, kopt_format f, const ref_scalars *s,
                                     kopt_format grad_format, uint32_t r, ref_element *e) {
     float w = ref_weight(o, f, e->weight, ref_signed(o, e->residual)), update = 0, p[4] = {0, 0, 0, 0}, x, z;
-    float rest = ref_rest(o, f, e->residual);
+    float rest = ref_rest(o, f, e->residual), unit = 1;
     float g = ref_mul(ref_float(ref_widen(grad_format, e->grad)), s->grad_scale);
     int k, moments = ref_moments(o);
     if (s->l2 > 0) g = ref_add(g, ref_mul(s->l2, w));
@@ -483,7 +516,8 @@ static inline void ref_step_element(const kopt_optimizer *o, kopt_format f, cons
     case KOPT_RULE_EMA: update = ref_mul(s->rate, ref_add(ref_sub(w, g), rest)); break;
     case KOPT_RULE_LION:
         x = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
-        z = x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x;
+        k = (int)(ref_bits(x) & 0x7fffffff); /* by its bits: -Ofast knows no NaN */
+        z = k > 0x7f800000 ? x : k == 0 ? 0 : ref_float(0x3f800000 | (ref_bits(x) & 0x80000000));
 #ifdef KAHAN_OPT_VMATH
         if (s->sharpness > 0) z = ref_tanh(ref_mul(s->sharpness, x));
 #endif
@@ -496,7 +530,7 @@ static inline void ref_step_element(const kopt_optimizer *o, kopt_format f, cons
         x = ref_float(ref_bits(p[1]) & 0x7fffffff), z = ref_float(ref_bits(p[2]) & 0x7fffffff);
         if (moments == 3) p[2] = z > x || ref_is_nan(KOPT_F32, ref_bits(z)) ? z : x;
         x = ref_add(ref_mul(ref_sqrt(p[moments == 3 ? 2 : 1]), s->root_scale), s->eps);
-        update = ref_mul(s->rate, ref_div(p[0], x));
+        update = ref_mul(s->rate, ref_div(p[0], x)), unit = x;
         break;
     case KOPT_RULE_ADAN:
         x = s->first ? 0 : ref_sub(g, p[3]);
@@ -505,7 +539,7 @@ static inline void ref_step_element(const kopt_optimizer *o, kopt_format f, cons
         p[2] = ref_mean(s->beta2, s->one_minus_beta2, p[2], x);
         p[3] = g;
         x = ref_add(ref_mul(ref_sqrt(p[1]), s->root_scale), s->eps);
-        update = ref_mul(s->rate, ref_div(ref_add(p[0], ref_mul(s->third_scale, p[2])), x));
+        update = ref_mul(s->rate, ref_div(ref_add(p[0], ref_mul(s->third_scale, p[2])), x)), unit = x;
         break;
     case KOPT_RULE_ADAM_ATAN2:
 #ifdef KAHAN_OPT_VMATH
@@ -520,23 +554,25 @@ static inline void ref_step_element(const kopt_optimizer *o, kopt_format f, cons
         p[0] = ref_mean(s->beta1, s->one_minus_beta1, p[0], g);
         p[1] = ref_mean_square(s->beta2, s->one_minus_beta2, p[1], g);
         x = ref_add(ref_mul(ref_sqrt(p[1]), s->root_scale), s->eps);
+        if (s->rectified) unit = x;
         update = ref_mul(s->rate, s->rectified ? ref_div(p[0], x) : p[0]);
         break;
     case KOPT_RULE_ADAMW: /* no rules: for kopt_optimizer_init() only */
     case KOPT_RULE_STABLE_ADAMW:
     case KOPT_RULE_SMOOTH_LION: break;
     }
-    for (k = 0; k < moments; ++k) {
-        if (s->coded >> k & 1)
-            e->moment[k] = ref_bits(p[k]);
-        else
-            ref_store_moment(o, e, k, p[k], r);
-    }
     if (s->decay > 0) update = ref_add(update, ref_mul(s->decay, w));
     if (s->lookahead) {
         z = ref_weight(o, f, e->slow, ref_signed(o, e->slow_residual));
         x = ref_add(ref_sub(w, z), ref_sub(rest, ref_rest(o, f, e->slow_residual)));
         update = ref_add(update, ref_mul(s->back, ref_sub(x, update)));
+    }
+    if (ref_pays(o, f)) p[0] = ref_pay(o, f, s, r, w, update, p[0], unit);
+    for (k = 0; k < moments; ++k) {
+        if (s->coded >> k & 1)
+            e->moment[k] = ref_bits(p[k]);
+        else
+            ref_store_moment(o, e, k, p[k], r);
     }
     if (!o->moments_only) ref_store_weight(o, f, e, w, update, ref_number(r, 0));
     if (s->lookahead && !o->moments_only) e->slow = e->weight, e->slow_residual = e->residual;
@@ -554,7 +590,7 @@ static inline uint32_t ref_narrow_canonical(kopt_format f, float x) {
 static inline void ref_write_weight(const kopt_optimizer *o, kopt_format f, float x, ref_element *e) {
     uint32_t u = f == KOPT_F32 ? 0 : ref_extended(f, ref_bits(x));
     e->weight = ref_narrow_canonical(f, x), e->residual = 0;
-    if (f == KOPT_F32 || o->rounding < KOPT_KAHAN) return;
+    if (!ref_carries(o, f)) return;
     if (o->rounding == KOPT_KAHAN) {
         float rest;
         if (f == KOPT_BF16) e->weight = (u + 0x8000) >> 16;
@@ -587,9 +623,9 @@ static inline float ref_read_moment(const kopt_optimizer *o, int k, uint32_t wor
 
 /* ---- 8-bit codes (section 6b) ------------------------------------------------------------------------------------ */
 
-/* The number a code stands for, over the scale: signed, or the root of a mean of squares. A root has 32 codes in each of
-   the upper four binades below the scale, then 8. A number below 2 has 16 in each of four, then 8, 4, 2 and 1 in each of
-   four; codes 1 to 4 are multiples of 2^-21. */
+/* The number a code stands for, over the scale: signed, or the root of a mean of squares. A root has 32 codes in each
+   of the upper four binades below the scale, then 8. A number below 2 has 16 in each of four, then 8, 4, 2 and 1 in
+   each of four; codes 1 to 4 are multiples of 2^-21. */
 static inline float ref_code(int code, int square) {
     const int k = square ? code < 127 ? code + 1 : code - 127 : code & 127;
     double x;
@@ -622,9 +658,9 @@ static inline int ref_scale(uint32_t largest, int square) {
     return field + (fraction > 0x780000) > 254 ? 254 : field + (fraction > 0x780000);
 }
 
-/* The code of x: its place between the values of two codes in units of 2^-16 of a gap, and r on top. The place of a root
-   is rounded with ties up; that of a number from code 4 on loses two bits of the fraction of x with ties up, and is then
-   rounded with ties to even. */
+/* The code of x: its place between the values of two codes in units of 2^-16 of a gap, and r on top. The place of a
+   root is rounded with ties up; that of a number from code 4 on loses two bits of the fraction of x with ties up, and
+   is then rounded with ties to even. */
 static inline int ref_encode(float x, int exponent, int square, uint32_t r) {
     const uint32_t word = square ? ref_bits(ref_sqrt(x)) : ref_bits(x) & 0x7fffffff;
     double y = ldexp((double)ref_float(word), 127 - exponent), at, gap, place, lost;
@@ -911,6 +947,27 @@ static inline void ref_step_blocks(const kopt_optimizer *o, const kopt_tensor *t
     }
 }
 
+/* FEEDBACK, whose state has two places of a step and the rate in it. A step reads the later one of those before it, and
+   writes its own into the other one. Where the rate rises, what the first moment owes shrinks in proportion. */
+static inline void ref_guard(const kopt_optimizer *o, const kopt_tensor *t, ref_scalars *s) {
+    unsigned char *const places = (unsigned char *)t->state + 32;
+    const double b = o->rule == KOPT_RULE_SGD ? o->momentum : o->beta1;
+    const float rate = ref_mul(s->rate, ref_rate_scale(t));
+    const uint32_t step = o->step + 1, first = ref_get(places, 4, 0), second = ref_get(places, 4, 2);
+    const int newer = second < step && (first >= step || second > first);
+    const uint32_t then = newer ? second : first;
+    const uint32_t last = then > 0 && then < step ? ref_get(places, 4, newer ? 3 : 1) : 0;
+    float share = ref_div(ref_one_minus(b), (float)b);
+    if (o->rule == KOPT_RULE_SGD && o->nesterov) share = ref_div(share, s->momentum);
+    if (rate > 0) {
+        if (ref_bits(rate) > last) s->beta1 = ref_mul(s->beta1, ref_div(ref_float(last), rate));
+        ref_set(places, 4, newer ? 0 : 2, step), ref_set(places, 4, newer ? 1 : 3, ref_bits(rate));
+    }
+    share = rate > 0 ? ref_div(share, rate) : 0;
+    if (o->moments_only || (o->rule == KOPT_RULE_RADAM && !s->rectified)) share = 0;
+    s->payment = ref_is_finite(KOPT_F32, ref_bits(share)) ? share : 0;
+}
+
 /* Step number opt->step + 1 on a whole tensor, in place. */
 static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t) {
     kopt_optimizer decayed = *o;
@@ -918,6 +975,7 @@ static inline void ref_step_tensor(const kopt_optimizer *o, const kopt_tensor *t
     float scale = ref_rate_scale(t);
     if (t->no_decay) decayed.weight_decay = 0;
     s = ref_scalars_of(&decayed, o->step + 1);
+    if (ref_pays(o, t->weight_format) && t->n > 0) ref_guard(o, t, &s);
     if (o->rule == KOPT_RULE_ADAM && o->stable && t->stable_scale > 0)
         scale = ref_mul(scale, (float)t->stable_scale);
     else if (o->rule == KOPT_RULE_ADAM && o->stable && !o->moments_only)

@@ -30,14 +30,15 @@ static size_t scale_bytes(const kopt_optimizer *o, int k, size_t n) {
     return ref_coded(o) >> k & 1 ? (n + 63) / 64 : 0;
 }
 
-/* The arrays of a state that the options need: 11 at most, in the order of kopt_state_arrays; 0 bytes: not needed. */
-enum { STATE_ARRAYS = 11 };
+/* The arrays of a state that the options need: 12 at most, in the order of kopt_state_arrays; 0 bytes: not needed. */
+enum { STATE_ARRAYS = 12 };
 static void needed(const kopt_optimizer *o, const kopt_tensor *t, size_t bytes[STATE_ARRAYS]) {
     const ref_layout l = ref_layout_of(o, t->weight_format, t->n);
     int k;
     bytes[0] = t->n * l.residual_width;
     for (k = 0; k < 4; ++k) bytes[1 + k] = t->n * l.moment_width[k], bytes[5 + k] = scale_bytes(o, k, t->n);
     bytes[9] = t->n * l.slow_width, bytes[10] = t->n * l.slow_residual_width;
+    bytes[11] = ref_pays(o, t->weight_format) ? 16 : 0;
 }
 
 static void **array_of(kopt_state_arrays *a, int i) {
@@ -45,7 +46,8 @@ static void **array_of(kopt_state_arrays *a, int i) {
            : i < 5  ? &a->moment[i - 1]
            : i < 9  ? &a->scale[i - 5]
            : i == 9 ? &a->slow
-                    : &a->slow_residual;
+           : i < 11 ? &a->slow_residual
+                    : &a->rates;
 }
 
 /* Where the same array is in a block. */
@@ -54,7 +56,8 @@ static size_t offset_of(const ref_layout *l, int i) {
            : i < 5  ? l->moment[i - 1]
            : i < 9  ? l->scale[i - 5]
            : i == 9 ? l->slow
-                    : l->slow_residual;
+           : i < 11 ? l->slow_residual
+                    : 32; /* in the header */
 }
 
 /* Gives the tensors of m weights and gradients, and a state: in arrays where `form` has a bit, elsewhere in a block. An
@@ -88,6 +91,7 @@ static void build(model *m, const kopt_optimizer *o, kopt_format f, kopt_format 
             if (bytes[k] == 0 && wild) *array_of(&m->arrays[i], k) = (void *)(uintptr_t)(16 + k);
             if (bytes[k] == 0) continue;
             at += GAP, at += (at - m->room) % 2 == 0;
+            if (k == 11) at += -(uintptr_t)at % sizeof(uint32_t);
             *array_of(&m->arrays[i], k) = at;
             at += bytes[k];
         }
@@ -210,7 +214,7 @@ static int places_differ(void) {
             kopt_state_arrays found;
             memset(&found, 0xee, sizeof found);
             bad += kopt_state_arrays_of(&own.opt, t, &found) != KOPT_OK;
-            bad += found.size != sizeof found || found.reserved_ != NULL;
+            bad += found.size != sizeof found;
             for (k = 0; k < STATE_ARRAYS; ++k) {
                 const void *want =
                     t->arrays ? *array_of(&own.arrays[i], k) : (const unsigned char *)t->state + offset_of(&l, k);
@@ -293,6 +297,8 @@ static void check_twins(int quick) {
                     o.second_moment_format = (kopt_format)(of_rule < 2 ? number % 4 : moments / 4);
                     o.moment_rounding = (kopt_rounding)(number / 5 % 3 != 0);
                     o.residual_rounding = (kopt_rounding)(number / 7 % 2);
+                    if (o.rounding == KOPT_FEEDBACK) o.moment_rounding = KOPT_STOCHASTIC;
+                    if (!ref_accepts(&o)) continue;
                     o.seed = (uint64_t)number * 12345, o.step = number % 11 == 0 ? 40 : 0;
                     if (o.rule != KOPT_RULE_EMA) o.zero_grad = number % 4 == 0;
                     bad += run_differs(&o, (kopt_format)f, (kopt_format)(number / 3 % 3), number), ++cases;
@@ -390,8 +396,10 @@ static kopt_result call(int which, const kopt_step *step, size_t image_size) {
 static kopt_step begun;
 static size_t image_size;
 
+/* With KAHAN, or FEEDBACK. */
 static void ready(kopt_optimizer o) {
-    o.rounding = KOPT_KAHAN, o.first_moment_format = KOPT_BF16, o.second_moment_format = KOPT_Q8;
+    if (o.rounding != KOPT_FEEDBACK) o.rounding = KOPT_KAHAN;
+    o.first_moment_format = KOPT_BF16, o.second_moment_format = KOPT_Q8;
     build(&own, &o, KOPT_BF16, KOPT_F32, 7, 0);
     kopt_state_init(&own.opt, own.t, TENSORS, NULL);
     own.opt.step = 3;
@@ -418,8 +426,16 @@ static void refused(kopt_result want, int list, const char *what) {
 
 static void check_refusals(void) {
     kopt_state_arrays *const a = &own.arrays[1];
-    unsigned char byte = 0;
+    kopt_optimizer feedback = kopt_stable_adamw(0.01);
     int which, bad = 0;
+    feedback.rounding = KOPT_FEEDBACK;
+    ready(feedback);
+    memcpy(&kept, &own, sizeof own);
+    for (which = 0; which < CALLS; ++which) {
+        own.opt.step = 3;
+        bad += call(which, &begun, image_size) != KOPT_OK;
+        memcpy(&own, &kept, sizeof own);
+    }
     ready(kopt_stable_adamw(0.01));
     memcpy(&kept, &own, sizeof own);
     for (which = 0; which < CALLS; ++which) {
@@ -429,6 +445,7 @@ static void check_refusals(void) {
     }
     ok(!bad, "what is refused below, is accepted as it is");
 #define REFUSED(change, want, list) (ready(kopt_stable_adamw(0.01)), change, refused(want, list, #change))
+#define REFUSED_OF_FEEDBACK(change, want) (ready(feedback), change, refused(want, 0, "FEEDBACK: " #change))
 #define REFUSED_OF_RANGER(change, want) (ready(kopt_ranger(0.01)), change, refused(want, 0, "Ranger: " #change))
     REFUSED(own.arrays[0].residual = NULL, KOPT_ERROR_NULL, 1);
     REFUSED(a->moment[0] = NULL, KOPT_ERROR_NULL, 0);
@@ -440,7 +457,6 @@ static void check_refusals(void) {
     REFUSED(a->size = sizeof *a - 1, KOPT_ERROR_SIZE, 0);
     REFUSED(a->size = sizeof *a + sizeof(void *), KOPT_ERROR_SIZE, 0);
     REFUSED(a->size = 0, KOPT_ERROR_SIZE, 0);
-    REFUSED(a->reserved_ = &byte, KOPT_ERROR_OPTION, 0);
     REFUSED(own.t[1].state = own.room + ROOM - 64, KOPT_ERROR_OPTION, 0);
     REFUSED((own.t[1].state = own.room + ROOM - 64, a->size = 0), KOPT_ERROR_SIZE,
             0); /* first: its layout is unknown */
@@ -454,7 +470,12 @@ static void check_refusals(void) {
     REFUSED(own.arrays[2].scale[1] = a->scale[1], KOPT_ERROR_OVERLAP, 1);
     REFUSED_OF_RANGER(a->slow = own.weight[1] + 2 * 260, KOPT_ERROR_OVERLAP);
     REFUSED_OF_RANGER(a->slow_residual = a->residual, KOPT_ERROR_OVERLAP);
+    REFUSED_OF_FEEDBACK(a->rates = NULL, KOPT_ERROR_NULL);
+    REFUSED_OF_FEEDBACK(a->rates = a->scale[1], KOPT_ERROR_OVERLAP);
+    REFUSED_OF_FEEDBACK(a->rates = (unsigned char *)a->moment[1] - 8, KOPT_ERROR_OVERLAP);
+    REFUSED_OF_FEEDBACK(own.t[1].copy = (unsigned char *)a->rates + 15, KOPT_ERROR_OVERLAP);
 #undef REFUSED
+#undef REFUSED_OF_FEEDBACK
 #undef REFUSED_OF_RANGER
 }
 
@@ -491,7 +512,6 @@ static void check_words(void) {
     SAYS(a->size = 8, "sizeof(kopt_state_arrays)");
     SAYS(own.t[1].state = own.room, "state must be NULL");
     SAYS(a->moment[1] = NULL, "arrays: one that the options need is NULL");
-    SAYS(a->reserved_ = a, "reserved_");
     SAYS(a->moment[1] = a->moment[0], "overlap");
     SAYS(a->residual = own.weight[0], "the tensor before");
 #undef SAYS

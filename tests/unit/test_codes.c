@@ -65,7 +65,7 @@ static int read_all(int way, int exponent) {
     }
 }
 
-/* All codes beside all scales, by read and by a step that keeps them (its gradient is zero, its betas are 1 - 2^-24). */
+/* All codes beside all scales. */
 static void check_values(void) {
     int way, k, e, bad = 0, falls = 0, nan = 0;
     for (way = 0; way < WAYS; ++way)
@@ -184,7 +184,8 @@ static void check_own_codes(void) {
 }
 
 /* A number a part p of the way between two values gets the upper code with those random numbers that are
-   65536 * (1 - p) or more, rounded (of squares once, else twice), and so is itself in the mean over all 2^16: of each element p is put just above or
+   65536 * (1 - p) or more, rounded (of squares once, else twice), and so is itself in the mean over all 2^16: of each
+   element p is put just above or
    below what its number decides. A unit of 65536 * p is 4 ulp of the number or more: room for its rounding. */
 static void check_mean(void) {
     int way, isa, turn, i;

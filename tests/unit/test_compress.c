@@ -352,7 +352,8 @@ static void check_least_scale(void) {
     ok(!bad, "the smallest scale of 8 bit and 1 bit is 2^-126: %d wrong", bad);
 }
 
-/* 31/16 times the scale has code 127 with any draw, and 255 below 0: not 128, or 256. So has everything above it, if the
+/* 31/16 times the scale has code 127 with any draw, and 255 below 0: not 128, or 256. So has everything above it, if
+   the
    scale is the largest one. */
 static void check_largest_code(void) {
     static const uint32_t most[] = {0x40780000, 0x7f780000, 0x7f780001, 0x7f7fffff};

@@ -340,12 +340,16 @@ static void check_refused(void) {
     o.rounding = KOPT_STOCHASTIC;
     t = begin(&o, f, 0);
     bad += dithered(&o, &t, &written) != KOPT_OK;
+    o = kopt_adamw(0.01), o.rounding = KOPT_FEEDBACK;
+    t = begin(&o, f, 0);
+    bad += dithered(&o, &t, &written) != KOPT_OK;
     o.rounding = KOPT_NEAREST;
     t = kopt_tensor_of(values[0], KOPT_F32, NULL, KOPT_F32, 100, state[0], sizeof state[0]);
     bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK || dithered(&o, &t, &written) != KOPT_OK;
     o = optimizer(KOPT_KAHAN), memset(&t, 0, sizeof t);
     bad += dithered(&o, &t, &written) != KOPT_OK; /* no elements */
-    ok(!bad && !written, "nothing to draw: NEAREST is refused; STOCHASTIC, fp32 and no elements are left as they are");
+    ok(!bad && !written,
+       "nothing to draw: NEAREST is refused; STOCHASTIC, FEEDBACK, fp32 and no elements are left as they are");
 
     for (bad = written = 0, i = KOPT_NEAREST; i <= KOPT_EXACT; ++i) {
         o = kopt_ema(0.9), o.rounding = (kopt_rounding)i;

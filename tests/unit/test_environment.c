@@ -230,7 +230,8 @@ static const mixture mixtures[] = {{KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_F32, K
                                    {KOPT_BF16, KOPT_Q8, KOPT_BF16, KOPT_FP16, KOPT_COMPACT},
                                    {KOPT_FP16, KOPT_FP16, KOPT_FP16, KOPT_F32, KOPT_KAHAN},
                                    {KOPT_BF16, KOPT_F32, KOPT_F32, KOPT_F32, KOPT_EXACT},
-                                   {KOPT_FP16, KOPT_BF16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC}};
+                                   {KOPT_FP16, KOPT_BF16, KOPT_FP16, KOPT_F32, KOPT_STOCHASTIC},
+                                   {KOPT_BF16, KOPT_BF16, KOPT_BF16, KOPT_F32, KOPT_FEEDBACK}};
 
 static unsigned char image[512 + sizeof state + sizeof weight], image_again[sizeof image];
 

@@ -188,7 +188,7 @@ static void check_copies(void) {
     int format, to, rounding, with, bad = 0, cases = 0;
     for (format = KOPT_F32; format <= KOPT_FP16; ++format)
         for (to = KOPT_F32; to <= KOPT_FP16; ++to)
-            for (rounding = KOPT_NEAREST; rounding <= KOPT_EXACT; ++rounding)
+            for (rounding = 0; rounding < ROUNDINGS; ++rounding)
                 for (with = 0; with < 2; ++with, ++cases) {
                     build(kopt_adamw(1e-2));
                     t.weight_format = (kopt_format)format, opt.rounding = (kopt_rounding)rounding;
@@ -346,6 +346,7 @@ static void check_identity(void) {
     OTHER(kopt_adamw(1e-3), o.moment_rounding = KOPT_NEAREST);
     OTHER(kopt_adamw(1e-3), o.residual_rounding = KOPT_NEAREST);
     OTHER(kopt_adamw(1e-3), o.rounding = KOPT_EXACT);
+    OTHER(kopt_adamw(1e-3), o.rounding = KOPT_FEEDBACK);
     OTHER(kopt_adamw(1e-3), o.first_moment_format = o.second_moment_format = KOPT_FP16);
     OTHER(kopt_adamw(1e-3), o = kopt_radam(1e-3));
     OTHER(kopt_sgd(1e-3, 0.9), o.nesterov = 1);

@@ -164,6 +164,12 @@ static kopt_optimizer rule_of(int rule) {
     }
 }
 
+/* FEEDBACK for the rules that take it. */
+static int takes_feedback(int rule) { return rule == 1 || rule == 2 || rule == 3 || rule == 5 || rule == 6; }
+static kopt_rounding rounding_of(int rule, int k) {
+    return k % ROUNDINGS == KOPT_FEEDBACK && !takes_feedback(rule) ? KOPT_KAHAN : (kopt_rounding)(k % ROUNDINGS);
+}
+
 static int quick;                        /* fewer combinations, fewer bits */
 static uint64_t checkpoints = FNV_START; /* a hash of all of them */
 static int combinations, bad_run, bad_size, bad_live, bad_pieces, bad_end;
@@ -233,6 +239,19 @@ static void check_combinations(void) {
     report_combinations("lists of several formats, and of vector mathematics");
     ok(checkpoints == (quick ? UINT64_C(0x826e6cf7dd86be1d) : UINT64_C(0x4ebc510f173c5941)),
        "their checkpoints are what they always were: %016llx", (unsigned long long)checkpoints);
+    combinations = 0, checkpoints = FNV_START;
+    for (rule = 0; rule < 8; ++rule)
+        for (format = IN_F32; format < WEIGHTS; ++format)
+            for (moment = KOPT_F32; moment <= KOPT_Q8; ++moment) {
+                kopt_optimizer opt = rule_of(rule);
+                if (!takes_feedback(rule) || (quick && (rule + format + moment) % 3 != 0)) continue;
+                opt.rounding = KOPT_FEEDBACK, opt.second_moment_format = (kopt_format)moment;
+                if (moment != KOPT_FP16) opt.first_moment_format = (kopt_format)moment;
+                check_combination(&opt, (weights)format);
+            }
+    report_combinations("FEEDBACK");
+    ok(checkpoints == (quick ? UINT64_C(0xf088f8d1ec8e6785) : UINT64_C(0xf97ddd755597f969)),
+       "their checkpoints are what they always were: %016llx", (unsigned long long)checkpoints);
 }
 
 /* The checkpoint of a list has the bytes of those of its tensors, each in a list of its own; its header is that of the
@@ -246,7 +265,8 @@ static void check_mixed(void) {
                 size_t size, part, at = 176;
                 int first = -1;
                 opt.first_moment_format = opt.second_moment_format = (kopt_format)moment,
-                opt.rounding = (kopt_rounding)((rule + moment) % ROUNDINGS);
+                opt.rounding = rounding_of(rule, rule + moment);
+                if (opt.rounding == KOPT_FEEDBACK && moment == KOPT_FP16) opt.first_moment_format = KOPT_BF16;
                 build(&m, &opt, (weights)which);
                 bad += steps(&m, 0, 3);
                 size = kopt_save_size(&m.opt, m.list, LIST);
@@ -272,7 +292,7 @@ static void change_options(kopt_optimizer *o, int turn) {
     if (turn == 0) return;
     o->lr *= 0.5, o->seed += 77, o->weight_decay = 0.125 * turn, o->beta1 *= 0.75, o->grad_scale = 2;
     o->decay_mode = (kopt_decay_mode)(turn % 3), o->max_lr = 1;
-    o->moment_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
+    o->moment_rounding = turn & 1 && o->rounding != KOPT_FEEDBACK ? KOPT_NEAREST : KOPT_STOCHASTIC;
     o->residual_rounding = turn & 1 ? KOPT_NEAREST : KOPT_STOCHASTIC;
     if (o->rule == KOPT_RULE_SGD && o->momentum > 0) o->nesterov = turn & 1, o->momentum = turn & 1 ? 0.5 : 0.7;
     if (o->rule == KOPT_RULE_ADAM) o->stable = turn & 1;
@@ -285,8 +305,9 @@ static void check_equal_runs(void) {
         for (form = 0; form < 30; ++form) {
             const weights which = (weights)(form < 15 ? form % 3 : MIXED + form % 3);
             kopt_optimizer opt = rule_of(rule), other_opt = opt;
-            opt.rounding = (kopt_rounding)(form % ROUNDINGS),
+            opt.rounding = rounding_of(rule, form);
             opt.first_moment_format = opt.second_moment_format = (kopt_format)((form + rule) % 4);
+            if (opt.rounding == KOPT_FEEDBACK && (form + rule) % 4 == KOPT_FP16) opt.first_moment_format = KOPT_F32;
             build(&m, &opt, which);
             build(&whole, &opt, which);
             other_opt = opt, change_options(&other_opt, 1), other_opt.step = 5;
@@ -362,9 +383,10 @@ static const unsigned char *holds_tensors(const unsigned char *p, const unsigned
     int i, k;
     for (i = 0; i < count; ++i) {
         const size_t n = of->list[i].n, blocks = (n + 63) / 64, weight = of->list[i].weight_format == KOPT_F32 ? 4 : 2;
-        const size_t residual = weight == 4 || of->opt.rounding < KOPT_KAHAN ? 0
-                                : of->opt.rounding == KOPT_COMPACT           ? 1
-                                                                             : 2;
+        const int feedback = weight == 2 && of->opt.rounding == KOPT_FEEDBACK;
+        const size_t residual = weight == 4 || feedback || of->opt.rounding < KOPT_KAHAN ? 0
+                                : of->opt.rounding == KOPT_COMPACT                       ? 1
+                                                                                         : 2;
         const unsigned char *state = of->state[i] + 64;
         *bad += memcmp(p, "KOPT\2", 5) != 0 || p[5] != header[5] || memcmp(p + 8, header + 8, 2) != 0;
         *bad += p[6] != of->list[i].weight_format || p[7] != (header[7] & (weight == 4 ? 0x10 : 0xff));
@@ -378,6 +400,7 @@ static const unsigned char *holds_tensors(const unsigned char *p, const unsigned
             p = holds(p, state, n, moment, bad), state += (n * moment + 15) / 16 * 16;
             if (q8) p = holds(p, state, blocks, 1, bad), state += (blocks + 15) / 16 * 16;
         }
+        if (feedback) p = holds(p, of->state[i] + 32, 4, 4, bad);
         if (of->opt.rule != KOPT_RULE_RANGER) continue;
         p = holds(p, state, n, weight, bad), state += (n * weight + 15) / 16 * 16;
         p = holds(p, state, n, residual, bad);
@@ -465,7 +488,7 @@ static void check_walk(size_t size) {
     ok(!hostile, "... and hostile offsets, lengths and counts: %d wrong", hostile);
 }
 
-static void check_layout(weights which) {
+static void check_layout(weights which, kopt_rounding rounding) {
     static const int at[] = {48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160};
     kopt_optimizer opt = kopt_adamw(0.1), seen;
     double value[15];
@@ -473,7 +496,7 @@ static void check_layout(weights which) {
     size_t size;
     int i, bad = 0, header = 0, tensor = 0;
     uint64_t count = 0, in_all = 0;
-    opt.first_moment_format = opt.second_moment_format = KOPT_Q8, opt.rounding = KOPT_COMPACT, opt.zero_grad = 1,
+    opt.first_moment_format = opt.second_moment_format = KOPT_Q8, opt.rounding = rounding, opt.zero_grad = 1,
     opt.beta1 = 0.95, opt.max_lr = 0.75;
     opt.lookahead = 9, opt.lookahead_rate = 0.1, opt.beta3 = 0.3, opt.momentum = 0.01, opt.dampening = 0.02;
     opt.grad_scale = 1 / 3.0, opt.clip = 0.7, opt.atan2_a = 1.1, opt.atan2_b = 1.2, opt.sharpness = 0;
@@ -485,7 +508,7 @@ static void check_layout(weights which) {
     value[6] = 0.3, value[7] = 1e-8, value[8] = 0.01, value[9] = 0.02, value[10] = 1 / 3.0, value[11] = 0.7;
     value[12] = 1.1, value[13] = 1.2, value[14] = 0;
     header += memcmp(bytes, "KSAV\1\1", 6) != 0 || bytes[6] != byte_of[which] || bytes[8] != 5;
-    header += bytes[7] != (which == IN_F32 ? 16 : KOPT_COMPACT + 16 + 32);
+    header += bytes[7] != (which == IN_F32 ? 16 : rounding == KOPT_COMPACT ? KOPT_COMPACT + 16 + 32 : rounding + 16);
     header += bytes[9] != 2 + 16 * KOPT_DECAY_DECOUPLED || number(bytes + 10, 6) != 0;
     header += number(bytes + 16, 8) != LIST || number(bytes + 24, 8) != size;
     header += number(bytes + 32, 8) != UINT64_C(0x123456789abcdef0) || number(bytes + 40, 8) != 3;
@@ -499,7 +522,7 @@ static void check_layout(weights which) {
     ok(kopt_inspect(bytes, 176, &seen, &count, &in_all) == KOPT_OK && count == LIST && in_all == size &&
            bits_of(seen.beta1) == bits_of(opt.beta1) && bits_of(seen.max_lr) == bits_of(opt.max_lr) &&
            seen.lookahead == 9 && seen.zero_grad == 1 && seen.step == 3 && bits_of(seen.lr) == bits_of(opt.lr) &&
-           seen.rounding == (which == IN_F32 ? KOPT_NEAREST : KOPT_COMPACT) && seen.first_moment_format == KOPT_Q8 &&
+           seen.rounding == (which == IN_F32 ? KOPT_NEAREST : rounding) && seen.first_moment_format == KOPT_Q8 &&
            seen.decay_mode == KOPT_DECAY_DECOUPLED && seen.sharpness == 0 && seen.seed == m.opt.seed &&
            bits_of(seen.grad_scale) == bits_of(opt.grad_scale) &&
            kopt_inspect(bytes, 175, &seen, &count, &in_all) == KOPT_ERROR_SIZE &&
@@ -567,7 +590,7 @@ typedef struct place {
     size_t at;
     int size;
 } place;
-enum { OPTIMIZERS = 15, MOST_PLACES = 160, SMALL_FILE = 4096 };
+enum { OPTIMIZERS = 16, MOST_PLACES = 160, SMALL_FILE = 4096 };
 static place places[MOST_PLACES];
 static int place_count;
 static uint32_t dice;
@@ -618,6 +641,7 @@ static weights weights_of(int which) {
     return which == 4 || which == 10 ? IN_F32
            : which == 7              ? IN_FP16
            : which < 12              ? IN_BF16
+           : which == 15             ? MIXED
                                      : (weights)(MIXED + which - 12);
 }
 
@@ -629,6 +653,7 @@ static kopt_optimizer optimizer_of(int which) {
                        : which == 12 ? kopt_adamw(0.01)
                        : which == 13 ? kopt_ranger(0.01)
                        : which == 14 ? kopt_adam_atan2(0.01)
+                       : which == 15 ? kopt_adan(0.01)
                                      : kopt_lion(0.01);
     if (which == 0) o.rounding = KOPT_STOCHASTIC; /* no state blocks at all */
     if (which == 2) o.first_moment_format = o.second_moment_format = KOPT_Q8, o.rounding = KOPT_COMPACT;
@@ -639,6 +664,7 @@ static kopt_optimizer optimizer_of(int which) {
     if (which == 11) o.rounding = KOPT_STOCHASTIC, o.moments_only = 1, o.moment_rounding = KOPT_NEAREST;
     if (which == 12) o.rounding = KOPT_COMPACT, o.first_moment_format = o.second_moment_format = KOPT_Q8;
     if (which == 14) o.atan2_outside = 1, o.residual_rounding = KOPT_NEAREST;
+    if (which == 15) o.rounding = KOPT_FEEDBACK, o.second_moment_format = KOPT_Q8;
     return o;
 }
 
@@ -1193,7 +1219,7 @@ static void check_old_blocks(void) {
 /* Each rule, format and rounding, as the header of version 0.2 wrote them. */
 static void check_old(void) {
     static unsigned char fixture[4096];
-    int k, bad_load = 0, bad_save = 0, told_wrong = 0, bad_step = 0, changed = 0, refused = 0, bad_refused = 0;
+    int k, bad_load = 0, bad_save = 0, told_wrong = 0, bad_step = 0, changed = 0, old = 0, bad_refused = 0;
     for (k = 0; k < OLD; ++k) {
         const kopt_optimizer opt = old_optimizer(k);
         const size_t size = bytes_of_hex(fixture, save_v1_hex[k]);
@@ -1207,7 +1233,7 @@ static void check_old(void) {
         restart(&other, &fresh, old_weights(k));
         old_list(&other, k);
         if (opt.first_moment_format == KOPT_Q8 || opt.second_moment_format == KOPT_Q8) {
-            bad_refused += is_not_refused(fixture, size, &opt), ++refused;
+            bad_refused += is_not_refused(fixture, size, &opt), ++old;
             continue;
         }
         bad_load += kopt_load(&other.opt, other.list, OLD_LIST, fixture, size) != KOPT_OK;
@@ -1245,8 +1271,8 @@ static void check_old(void) {
     ok(!bad_load && !bad_save && !told_wrong && !bad_step,
        "%d checkpoints of version 0.2: %d not loaded, %d saved with other bytes, %d told of as others, %d stepped "
        "as others",
-       OLD - refused, bad_load, bad_save, told_wrong, bad_step);
-    ok(!bad_refused && refused == 12, "%d with 8-bit moments are refused: %d wrong", refused, bad_refused);
+       OLD - old, bad_load, bad_save, told_wrong, bad_step);
+    ok(!bad_refused && old == 12, "%d with 8-bit moments are refused: %d wrong", old, bad_refused);
     ok(!changed, "... and made again by the same steps: %d are others", changed); /* not if a step gets other bits */
 }
 
@@ -1304,7 +1330,10 @@ int main(int argc, char **argv) {
     check_combinations();
     check_mixed();
     check_equal_runs();
-    for (which = 0; which < WEIGHTS; ++which) check_layout((weights)which);
+    for (which = 0; which < WEIGHTS; ++which) {
+        check_layout((weights)which, KOPT_COMPACT);
+        check_layout((weights)which, KOPT_FEEDBACK);
+    }
     check_fixtures();
     check_old();
     check_old_blocks();

@@ -989,7 +989,7 @@ static void check_accumulate_bits(void) {
     for (f = 0; f < 3; ++f) {
         int bad = 0, bad_slices = 0;
         for (g = 0; g < 3; ++g)
-            for (rounding = 0; rounding < ROUNDINGS; ++rounding)
+            for (rounding = 0; rounding <= KOPT_EXACT; ++rounding)
                 for (noisy = quick && rounding != KOPT_KAHAN; noisy < 2; ++noisy) {
                     kopt_accumulator a = kopt_accumulator_of(got.sum + 1, (kopt_format)f, got.residual + 1, SUM_N), b;
                     a.rounding = (kopt_rounding)rounding, a.residual_rounding = (kopt_rounding)noisy;
@@ -1039,7 +1039,7 @@ static void check_accumulate_quality(void) {
     static unsigned char sum[4 * M], residual[2 * M], grad[4 * M];
     int f, rounding, k, i;
     for (f = 1; f < 3; ++f)
-        for (rounding = 0; rounding < ROUNDINGS; ++rounding) {
+        for (rounding = 0; rounding <= KOPT_EXACT; ++rounding) {
             const double step = f == KOPT_BF16 ? 1.0 / 128 : 1.0 / 1024;
             kopt_accumulator a = kopt_accumulator_of(sum, (kopt_format)f, residual, M);
             double worst = 0, worst_seen = 0, mean = 0;

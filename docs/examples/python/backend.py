@@ -2,9 +2,12 @@
 
     pip install ./docs/examples/python                          compiles the header with cc, gcc, clang or CC
     python3 docs/examples/python/backend.py FOLDER [cuda]       the same package in FOLDER, without pip
+    python3 docs/examples/python/backend.py FOLDER wheel        a wheel for all Pythons of this platform, and an sdist
 
 It needs Python and a C compiler, nothing else. The header is the one of the repository; only an sdist has a copy."""
+import ast
 import base64
+import gzip
 import hashlib
 import io
 import os
@@ -46,13 +49,13 @@ def compiler():
              % ", ".join(COMPILERS))
 
 
-def build(folder, cuda=False):
+def build(folder, cuda=False, copy=shutil.copy):
     """Writes the package to FOLDER/kahan_opt."""
     package = os.path.join(folder, "kahan_opt")
     os.makedirs(package, exist_ok=True)
     for name in os.listdir(os.path.join(HERE, "kahan_opt")):
         if name.endswith((".py", ".typed")):
-            shutil.copy(os.path.join(HERE, "kahan_opt", name), package)
+            copy(os.path.join(HERE, "kahan_opt", name), os.path.join(package, name))
     sources = [HEADER, "kahan_opt_cuda.cuh"] if cuda else [HEADER]
     bindings.main([os.path.join(ROOT, name) for name in sources], folder)
     library = os.path.join(package, "libkahan_opt" + (".dll" if os.name == "nt" else ".so"))
@@ -82,50 +85,69 @@ def run(command):
 def metadata():
     with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as f:
         said = dict(re.findall(r'^([a-z-]+) = "(.*)"$', f.read(), re.M))
+    with open(os.path.join(HERE, "kahan_opt", "__init__.py"), encoding="utf-8") as f:
+        about = ast.get_docstring(ast.parse(f.read()))
     return ("Metadata-Version: 2.1\nName: %s\nVersion: %s\nSummary: %s\nRequires-Python: %s\n"
-            "License: MIT-0 OR Unlicense\nProvides-Extra: torch\nRequires-Dist: torch>=1.13; extra == 'torch'\n" % (
-                said["name"], version(), said["description"], said["requires-python"]))
+            "License: MIT-0 OR Unlicense\nProvides-Extra: torch\nRequires-Dist: torch>=1.13; extra == 'torch'\n"
+            "Description-Content-Type: text/plain\n\n%s\n" % (
+                said["name"], version(), said["description"], said["requires-python"], about))
 
 
-def digest(data):
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-
-
-def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    tag = "py3-none-" + re.sub(r"\W", "_", sysconfig.get_platform())
+def write_wheel(folder, files, tag):
     info, name = "kahan_opt-%s.dist-info/" % version(), "kahan_opt-%s-%s.whl" % (version(), tag)
-    with tempfile.TemporaryDirectory() as folder:
-        build(folder)
-        package = os.path.join(folder, "kahan_opt")
-        files = {"kahan_opt/" + file: open(os.path.join(package, file), "rb").read() for file in os.listdir(package)}
     with open(os.path.join(ROOT, "LICENSE"), "rb") as f:
         files[info + "LICENSE"] = f.read()
     files[info + "METADATA"] = metadata().encode()
-    wheel = "Wheel-Version: 1.0\nGenerator: kahan_opt\nRoot-Is-Purelib: false\nTag: %s\n"
-    files[info + "WHEEL"] = (wheel % tag).encode()
-    record = ["%s,sha256=%s,%d\n" % (file, digest(data), len(data)) for file, data in files.items()]
-    files[info + "RECORD"] = ("".join(record) + info + "RECORD,,\n").encode()
-    with zipfile.ZipFile(os.path.join(wheel_directory, name), "w", zipfile.ZIP_DEFLATED) as wheel:
-        for file, data in files.items():
-            wheel.writestr(file, data)
+    files[info + "WHEEL"] = b"Wheel-Version: 1.0\nGenerator: kahan_opt\nRoot-Is-Purelib: false\nTag: " + tag.encode()
+    files[info + "RECORD"] = ("".join("%s,sha256=%s,%d\n" % (
+        file, base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("="), len(data))
+        for file, data in sorted(files.items())) + info + "RECORD,,\n").encode()
+    with zipfile.ZipFile(os.path.join(folder, name), "w", zipfile.ZIP_DEFLATED) as wheel:
+        for file, data in sorted(files.items()):
+            item = zipfile.ZipInfo(file)  # of 1980
+            item.external_attr, item.compress_type = 0o100644 << 16, zipfile.ZIP_DEFLATED
+            wheel.writestr(item, data)
     return name
 
 
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None, manylinux=False):
+    platform = re.sub(r"\W", "_", sysconfig.get_platform())
+    with tempfile.TemporaryDirectory() as folder:
+        build(folder)
+        names = ["kahan_opt/" + name for name in os.listdir(os.path.join(folder, "kahan_opt"))]
+        files = {name: open(os.path.join(folder, name), "rb").read() for name in names}
+    if manylinux:  # the newest glibc that the library asks for
+        symbols = re.findall(rb"GLIBC_2\.(\d+)", files["kahan_opt/libkahan_opt.so"])
+        platform = platform.replace("linux", "manylinux_2_%d" % max(17, *map(int, symbols)))
+    return write_wheel(wheel_directory, files, "py3-none-" + platform)
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    """A package of links to the sources, in build/editable; what is compiled or generated is not made again."""
+    folder = os.path.join(ROOT, "build", "editable")
+    shutil.rmtree(folder, ignore_errors=True)
+    build(folder, copy=os.symlink)
+    return write_wheel(wheel_directory, {"kahan_opt.pth": (folder + "\n").encode()}, "py3-none-any")
+
+
 def build_sdist(sdist_directory, config_settings=None):
-    base = "kahan_opt-" + version()
-    with tarfile.open(os.path.join(sdist_directory, base + ".tar.gz"), "w:gz", format=tarfile.PAX_FORMAT) as sdist:
-        for name in ("pyproject.toml", "backend.py", "bindings.py", "kahan_opt"):
-            sdist.add(os.path.join(HERE, name), base + "/" + name,
-                      filter=lambda item: None if "__pycache__" in item.name else item)
-        for name in (HEADER, "LICENSE"):
-            sdist.add(os.path.join(ROOT, name), base + "/" + name)
-        info = tarfile.TarInfo(base + "/PKG-INFO")
-        info.size = len(metadata())
-        sdist.addfile(info, io.BytesIO(metadata().encode()))
+    base, files = "kahan_opt-" + version(), {"PKG-INFO": metadata().encode()}
+    for folder, names in ((ROOT, (HEADER, "LICENSE")), (HERE, ("pyproject.toml", "backend.py", "bindings.py")),
+                          (HERE, ["kahan_opt/" + name for name in os.listdir(os.path.join(HERE, "kahan_opt"))])):
+        files.update((name, open(os.path.join(folder, name), "rb").read())
+                     for name in names if os.path.isfile(os.path.join(folder, name)))
+    with gzip.GzipFile(os.path.join(sdist_directory, base + ".tar.gz"), "wb", mtime=0) as packed, tarfile.open(
+            "", "w", packed, format=tarfile.PAX_FORMAT) as sdist:
+        for name, data in sorted(files.items()):
+            item = tarfile.TarInfo(base + "/" + name)  # of 1970
+            item.size = len(data)
+            sdist.addfile(item, io.BytesIO(data))
     return base + ".tar.gz"
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[2:] not in ([], ["cuda"]):
-        sys.exit("usage: backend.py FOLDER [cuda]")
+    if len(sys.argv) < 2 or sys.argv[2:] not in ([], ["cuda"], ["wheel"]):
+        sys.exit("usage: backend.py FOLDER [cuda | wheel]")
+    if sys.argv[2:] == ["wheel"]:
+        sys.exit(not (build_wheel(sys.argv[1], manylinux=sys.platform == "linux") and build_sdist(sys.argv[1])))
     build(sys.argv[1], sys.argv[2:] == ["cuda"])

@@ -7,16 +7,10 @@ The first command writes kahan_opt/header.py and kahan_opt.c. The C file holds t
 layouts as the C compiler sees them. When header.py is imported, it compares this table with its own layouts, and
 refuses a library that differs. backend.py, beside this file, does both; docs/pytorch.md shows how to use the result.
 
-    python3 docs/examples/python/bindings.py --sizes kahan_opt.h
-
-prints the sizes and offsets of all structs, as CC (default cc) lays them out, for bindings that are written by hand.
-These ask the library for the same numbers, by kopt_layout_of(): docs/examples/languages."""
+Bindings that are written by hand ask the library for its layouts, by kopt_layout_of(): docs/examples/languages."""
 import os
 import re
-import shlex
-import subprocess
 import sys
-import tempfile
 
 SCALARS = {  # C types and those of ctypes. An enum is an int
     "void": "None", "char": "c_char", "unsigned char": "c_ubyte", "int": "c_int", "float": "c_float",
@@ -161,20 +155,6 @@ int64_t {table}_of(const char *name) {{
 
 def public(name):
     return not name.endswith("_")
-
-
-PRINT = '''
-#include <stdio.h>
-#include <string.h>
-int main(void) {
-    const kopt_layout_row *row;
-    for (row = kopt_layout; row->name; row++) {
-        if (strstr(row->name, "sizeof ")) printf("%6d         %s\\n", (int)row->a, row->name);
-        if (strstr(row->name, ": ")) printf("%6d + %-6d%s\\n", (int)row->a, (int)row->b, row->name);
-    }
-    return 0;
-}
-'''
 
 
 class Header:
@@ -349,22 +329,8 @@ def main(paths, folder):
         print("bindings: %s for %s" % (folder, path))
 
 
-def sizes(path):
-    with tempfile.TemporaryDirectory() as folder:
-        os.makedirs(os.path.join(folder, "kahan_opt"))
-        write(Header(path), path, folder)
-        source, program = os.path.join(folder, "kahan_opt.c"), os.path.join(folder, "sizes")
-        with open(source, "a", encoding="utf-8") as f:
-            f.write(PRINT)
-        compiler = shlex.split(os.environ.get("CC", "cc"))
-        subprocess.check_call(compiler + ["-I" + os.path.dirname(os.path.abspath(path)), "-o", program, source])
-        subprocess.check_call([program])
-
-
 if __name__ == "__main__":
     arguments = sys.argv[1:] or ["kahan_opt.h", "build/python"]
     if len(arguments) < 2:
-        sys.exit("usage: bindings.py kahan_opt.h [kahan_opt_cuda.cuh] FOLDER | --sizes kahan_opt.h")
-    if arguments[0] == "--sizes":
-        sys.exit(sizes(arguments[1]))
+        sys.exit("usage: bindings.py kahan_opt.h [kahan_opt_cuda.cuh] FOLDER")
     main(arguments[:-1], arguments[-1])

@@ -6,9 +6,10 @@
 
 `python -m kahan_opt` says what this installation is, and tests it. docs/pytorch.md is the manual. The functions,
 structs and constants of the header are here, too, with their names in C; they need neither PyTorch nor NumPy."""
-import importlib
+import importlib.util
 import typing
 
+from . import header
 from .header import *
 
 __version__ = "%d.%d.%d" % (KOPT_VERSION // 10000, KOPT_VERSION // 100 % 100, KOPT_VERSION % 100)
@@ -16,8 +17,14 @@ FOR_PYTORCH = ("KahanAdamW", "KahanOptimizer", "KahanSGD", "KahanScaler", "param
                "prepare_for_gradient_release", "remove_gradient_release")
 
 if typing.TYPE_CHECKING:
-    from .torch import (KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD, param_groups_weight_decay,
-                        prepare_for_gradient_release, remove_gradient_release)
+    from .torch import *
+else:
+    __all__ = [name for name in dir(header) if name.lower().startswith("kopt_")] + ["check"]
+    __all__ += FOR_PYTORCH if importlib.util.find_spec("torch") else ()
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name):

@@ -7,7 +7,7 @@ import zlib
 
 from . import __version__, header as k
 
-EXPECTED = 0xF828C6B1
+EXPECTED = 0x40C7DF59
 
 
 def steps():

@@ -180,6 +180,10 @@ class Call:
             self.order_grads()
         try:
             addresses = array.array(ADDRESS, map(address_of, self.grads))
+            if 0 in addresses:  # without memory: no elements, or a zero tensor of autograd
+                self.grads = [torch.zeros_like(p, dtype=g.dtype) if g._is_zerotensor() else g
+                              for g, p in zip(self.grads, self.params)]
+                addresses = array.array(ADDRESS, map(address_of, self.grads))
         except RuntimeError:  # PyTorch 1.13 calls sparse tensors contiguous
             self.order_grads()
             raise

@@ -49,7 +49,7 @@ MEANINGS = {  # option: what it is, and what torch.optim has instead; None: the 
                  "them; stochastic: none, and noise; nearest: none, and small updates are lost",
                  ABSENT + ": it is nearest there"),
     "moment_format": ("of the moments: 4, 2, 2 or 1.016 bytes each. None: f32 for float32 parameters, bf16 for others. "
-                      "A pair: (of averages, of mean squares). q8 is for tensors whose rows are whole blocks of 256 "
+                      "A pair: (of averages, of mean squares). q8 is for tensors whose rows are whole blocks of 64 "
                       "elements; the moments of others are bf16", ABSENT + ": it is the parameter's dtype there"),
     "moment_rounding": ("how moments of 16 and 8 bits are stored", ABSENT + ": it is nearest there"),
     "residual_rounding": ("how the residuals of kahan and compact are stored", ABSENT),

@@ -10,7 +10,8 @@ from .options import FORMATS, MOMENTS_OF_ALL, bare, formats_of_group, moments_of
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "q8": torch.uint8}
 RESIDUALS = {"kahan": None, "compact": torch.uint8, "exact": torch.int16}  # their dtype; None: that of the weight
-BLOCK = 256  # elements of an 8-bit moment that share a scale
+BLOCK = 64  # elements of an 8-bit moment that share a scale
+OLD_CODES = "its 8-bit moments are those of an earlier version, which are not read: begin with new moments"
 KNOWN = {"residual", "slow", "slow_residual"} | {
     name + end for name in MOMENTS_OF_ALL for end in ("", "_root", "_scale")}  # all else in a state is the program's
 
@@ -74,7 +75,7 @@ def tensors_of(group, p, formats):
         root = "_root" if square and word in ("fp16", "q8") else ""
         found.append((name + root, "moment", slot - 1, DTYPES[word]))
         if word == "q8":
-            found.append((name + "_scale", "scale", slot - 1, torch.float32))
+            found.append((name + "_scale", "scale", slot - 1, torch.uint8))
     if group["rule"] == "ranger":
         found.append(("slow", "slow", None, p.dtype))
         found += [("slow_residual", "slow_residual", None, dtype) for dtype in kept]
@@ -84,11 +85,8 @@ def tensors_of(group, p, formats):
 def zeros(p, field, dtype):
     """A tensor of a state. Scales lie in rows beside the rows of their codes, so they are cut and joined with them."""
     p = p.detach()
-    if field == "scale" and not in_rows(p):  # of an earlier version
-        return torch.zeros(-(-local(p).numel() // BLOCK), dtype=dtype, device=p.device)
     if field == "scale":
-        p = p.reshape(p.shape[0], -1)
-        p = p[:, :p.shape[1] // BLOCK]
+        p = p.reshape(p.shape[0], -1)[:, :p.numel() // p.shape[0] // BLOCK]
     return torch.zeros_like(p, dtype=dtype)
 
 
@@ -179,14 +177,17 @@ def fitted(group, p, s):
         if name in MOMENTS_OF_ALL and isinstance(x, torch.Tensor) and x.is_floating_point():
             if x.dtype == torch.float64 or x.dtype == torch.float16 and "_sq" in name:
                 s[name] = x.float()
+    if any(name.endswith("_scale") and name in KNOWN and x.is_floating_point() for name, x in s.items()):
+        raise ValueError(OLD_CODES)
     formats, have = formats_of(group, p), {name for name, x in s.items() if name in KNOWN and x is not None}
     there = stored_as(s, group)
     table = tensors_of(group, p, there)
-    want = {row[0] for row in table}
-    if want - have - {"residual"} or have - want or "step" not in s and group["rule"] != "sgd":
+    want, uncounted = {row[0] for row in table}, group["rule"] in ("sgd", "lion")  # by some of those who write states
+    optional = {"momentum_buffer"} if group["rule"] == "sgd" else set()  # a momentum may be scheduled from 0, or to 0
+    if want - have - {"residual"} - optional or have - want - optional or "step" not in s and not uncounted:
         raise ValueError("it has %s, but should have step, %s" % (
             ", ".join(sorted(have | {"step"} & s.keys())) or "nothing", ", ".join(row[0] for row in table)))
-    result = dict(s, step=int(s.get("step", 1)))  # torch's SGD does not count; its buffer is there after the first step
+    result = dict(s, step=int(s.get("step", 1)))  # what is not counted has been stepped
     codes = [s[name] for name, field, _, dtype in table if field == "moment" and dtype == torch.uint8]
     # scales go by the order that the codes have in memory
     coded = torch.empty_like(codes[0].detach(), dtype=p.dtype) if codes else p
@@ -243,7 +244,9 @@ def opened(group, p, s):
             ("step", step, s["step"]), ("number of moments", moments & 7, len(moments_of(group)))):
         if have != want:
             raise ValueError("its block has %s %d, but %d is needed" % (what, have, want))
-    at, form = 64, ("f32", "bf16", "fp16", None, "q8")[form]
+    if form > 2:
+        raise ValueError(OLD_CODES)
+    at, form = 64, ("f32", "bf16", "fp16")[form]
     for name, field, _, dtype in tensors_of(group, p, (form, form)):
         x = result[name] = zeros(p, field, dtype)
         size = local(x).numel() * x.element_size()

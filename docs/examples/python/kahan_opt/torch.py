@@ -3,13 +3,14 @@ import functools
 import itertools
 import operator
 import warnings
+import weakref
 import zlib
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from . import header as k
+from . import header as k, peers
 from .calls import CALLS, Entry, increment_version, parted
 from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
                       moments_of, translated, validate)
@@ -51,9 +52,8 @@ class KahanOptimizer(torch.optim.Optimizer):
     program may read, move, replace, cut and join.
 
     The random bits of a parameter are a function of its group's seed, its id and its step: see noise_key(). Its id is
-    its place in the groups or, if named_parameters() were passed, the CRC-32 of its name. Within an optimizer all ids
-    differ. Two optimizers with the same seed draw equal noise for their first parameters, and so on: where there are
-    several, as with one per parameter, give each a seed of its own."""
+    its place in the groups or, if named_parameters() were passed, the CRC-32 of its name. Two optimizers with the same
+    seed draw equal noise: where there are several, as with one per parameter, give each a seed of its own."""
     _accumulates = False
 
     def __init__(self, params: Params, rule: str = "adamw", **options: Any) -> None:
@@ -280,9 +280,13 @@ class KahanOptimizer(torch.optim.Optimizer):
                 Host(group, p, s, number=number).draw()
         return {id(p) for _, _, p in fresh}
 
-    def _fitted(self, group, p, s):
+    def _fitted(self, group, p, s, peer=None):
         try:
-            return fitted(group, p, s)
+            s, extra = (s, None) if peer is None else peers.state_of(peer, group, p, s)
+            s = fitted(group, p, s)
+            if extra is not None and "residual" in s:
+                peers.add_residual(group, p, s, extra)
+            return s
         except ValueError as fault:
             raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
 
@@ -340,9 +344,9 @@ class KahanOptimizer(torch.optim.Optimizer):
             self.state = everything
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Takes what state_dict() made, and also the state of torch.optim.SGD, Adam, AdamW and RAdam. It is checked
-        whole before anything is changed. Tensors that fit are taken, not copied. Load the model, too: its weights are
-        not in here."""
+        """Takes what state_dict() made, and also the state of torch.optim.SGD, Adam, AdamW and RAdam, and of optimi,
+        FlashOptim, bitsandbytes and torchao. It is checked whole before anything is changed. Tensors that fit are
+        taken, not copied. Load the model, too, and before: its weights are not in here."""
         state = {index: Uncast(s) for index, s in state_dict["state"].items() if s}
         super().load_state_dict(dict(state_dict, state=state))
 
@@ -351,13 +355,14 @@ class KahanOptimizer(torch.optim.Optimizer):
         return super().__getstate__()
 
     def __setstate__(self, state):
-        loaded = "defaults" not in state  # from load_state_dict(); copy and pickle bring all
+        loaded, peer = "defaults" not in state, {}  # from load_state_dict(); copy and pickle bring all
         if loaded:
             for number, (group, now) in enumerate(zip(state["param_groups"], self.param_groups)):
                 if group.get("rule", now["rule"]) != now["rule"]:
                     raise ValueError("the state is that of %s, not of %s" % (group["rule"], now["rule"]))
-                for name in WAYS:
+                for name in WAYS + ("gradient_release",):
                     group.pop(name, None)
+                peer[id(group)] = peers.options_of(group, now)
                 decoupled = group.pop("decoupled_weight_decay", None)
                 if decoupled is not None and decoupled != (now["decay_mode"] != "l2"):
                     group.setdefault("decay_mode", "decoupled" if decoupled else "l2")
@@ -373,11 +378,9 @@ class KahanOptimizer(torch.optim.Optimizer):
         for _, group, p in self._members(state["param_groups"]):
             s = states.get(p)
             if s and loaded:
-                states[p] = self._fitted(group, p, s.state if isinstance(s, Uncast) else s)
+                states[p] = self._fitted(group, p, s.state if isinstance(s, Uncast) else s, peer[id(group)])
         super().__setstate__(dict(state, state=states))
         self._forget()
-
-    # ---- exchange with torch.optim, in fp32 ----
 
     @torch.no_grad()
     def torch_state_dict(self) -> Dict[str, Any]:
@@ -447,6 +450,26 @@ class KahanOptimizer(torch.optim.Optimizer):
         self.weights_restored()
 
 
+    @torch.no_grad()
+    def full_state_dict(self, model: torch.nn.Module) -> Dict[str, Any]:
+        """model.state_dict() with full weights: fp32, by name. Buffers, and weights of no optimizer, are as there."""
+        full = {}
+        for (_, _, p), values in zip(self._members(self.param_groups), self.read_weights()):
+            full[id(p)] = torch.empty_like(p, dtype=torch.float32, requires_grad=False)  # a DTensor, if p is one
+            local(full[id(p)]).copy_(values)
+        now = model.state_dict(keep_vars=True)
+        return {name: full.get(id(x), x.detach() if isinstance(x, Tensor) else x) for name, x in now.items()}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, model: torch.nn.Module, state_dict: Dict[str, Any]) -> None:
+        """Loads the model from what full_state_dict() made, and sets what is kept beside its weights."""
+        values = {id(x): state_dict[name] for name, x in model.state_dict(keep_vars=True).items()}
+        weights = [values.get(id(p), full) for (_, _, p), full in zip(
+            self._members(self.param_groups), self.read_weights())]
+        model.load_state_dict(state_dict)
+        self.write_weights(weights)
+
+
 class KahanAdamW(KahanOptimizer):
     """torch.optim.AdamW, in pure 16 bit. Its options; those without a remark are those of torch.optim:
 
@@ -492,26 +515,44 @@ for _class, _rule in ((KahanAdamW, "adamw"), (KahanSGD, "sgd")):
         _class.__doc__ %= described_options(_rule)
 
 
+# what torch.amp.GradScaler calls the fields of kopt_scaler, in its arguments and in its state_dict()
+SCALER_FIELDS = {"init_scale": "scale", "growth_factor": "growth", "backoff_factor": "backoff",
+                 "growth_interval": "interval", "_growth_tracker": "good"}
+
+
 class KahanScaler:
     """kopt_scaler with the calls of torch.amp.GradScaler, for tensors on the CPU: of several optimizers each skips its
-    own overflows, and one in any of them lowers the scale, once in update(). The search for infinities and clipping
-    need no pass that writes. fields: scale (65536), growth and backoff (its factors: 2 and .5), interval (steps without
-    an overflow before it grows: 2000), and the others of kopt_scaler."""
+    own overflows, and one in any of them lowers the scale, once in update(). No pass writes before the step. fields:
+    init_scale (65536), growth_factor (2), backoff_factor (.5), growth_interval (2000) and others of kopt_scaler. Not
+    enabled, it scales nothing and looks for nothing. skipped: did the last step() leave the step out?"""
 
-    def __init__(self, **fields: float) -> None:
+    def __init__(self, *, enabled: bool = True, **fields: float) -> None:
         self.scaler, self.seen = k.kopt_scaler_of(), {}  # since the last update(), by id(): is it stepped, overflows
+        self.enabled, self.skipped = enabled, False
         self.load_state_dict(fields)
 
     def __repr__(self) -> str:
         return "KahanScaler(%s)" % ", ".join("%s=%r" % field for field in self.state_dict().items())
 
-    def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the scale, in fp32: for backward()."""
-        return loss.float() * self.scaler.scale
+    def is_enabled(self) -> bool:
+        """Does it scale?"""
+        return self.enabled
+
+    def get_scale(self) -> float:
+        """The scale: 1 if it is not enabled."""
+        return float(self.scaler.scale) if self.enabled else 1.0
+
+    def scale(self, loss: Any) -> Any:
+        """The loss times the scale, in fp32: for backward(). A list or tuple of losses, also nested: each of them."""
+        if isinstance(loss, (list, tuple)):
+            return type(loss)(map(self.scale, loss))
+        return loss.float() * self.scaler.scale if self.enabled else loss
 
     @torch.no_grad()
     def unscale_(self, optimizer: KahanOptimizer) -> None:
         """Divides the gradients by the scale, for a program that needs their values. step() alone is faster."""
+        if not self.enabled:
+            return
         if id(optimizer) in self.seen:
             raise RuntimeError("unscale_() is being called after step()." if self.seen[id(optimizer)][0] else
                                "unscale_() has already been called on this optimizer since the last update().")
@@ -529,7 +570,8 @@ class KahanScaler:
         stepped, found = self.seen.get(id(optimizer), (False, False))
         if stepped:
             raise RuntimeError("step() has already been called since the last update().")
-        norm, scale = optimizer.grad_norm(), 1.0 if id(optimizer) in self.seen else self.scaler.scale
+        scale = 1.0 if id(optimizer) in self.seen else self.get_scale()
+        norm = optimizer.grad_norm() if self.enabled or max_norm else k.kopt_norm()
         found = found or norm.nonfinite != 0
         optimizer.clip = 1.0 if found else k.kopt_norm_clip(norm, max_norm, 1.0 / scale)
         optimizer.grad_scale, optimizer.found_inf = scale, found
@@ -537,27 +579,29 @@ class KahanScaler:
             loss = optimizer.step()
         finally:
             del optimizer.clip, optimizer.grad_scale, optimizer.found_inf
-        self.seen[id(optimizer)] = True, found
+        self.skipped = found
+        if self.enabled:
+            self.seen[id(optimizer)] = True, found
         return loss
 
     def update(self) -> None:
-        """Lowers the scale after an overflow, and raises it after `interval` steps without one."""
+        """Lowers the scale after an overflow, and raises it after growth_interval steps without one."""
+        if not self.enabled:
+            return
         if not self.seen:
             raise AssertionError("No inf checks were recorded prior to update.")
         k.check(k.kopt_scaler_update(self.scaler, int(any(found for _, found in self.seen.values()))))
         self.seen = {}
 
     def state_dict(self) -> Dict[str, float]:
-        """The fields of kopt_scaler."""
-        return {name: getattr(self.scaler, name) for name, _ in self.scaler._fields_}
+        """That of GradScaler, which takes it, with the other fields of kopt_scaler; nothing, if it is not enabled."""
+        names = {field: name for name, field in SCALER_FIELDS.items() if field != "scale"}
+        return {names.get(name, name): getattr(self.scaler, name) for name, _ in self.scaler._fields_ if self.enabled}
 
     def load_state_dict(self, state: Dict[str, float]) -> None:
-        """Sets fields from what state_dict() made."""
+        """Takes what state_dict() made, also that of GradScaler or of a version before 0.9."""
         for name, value in state.items():
-            setattr(self.scaler, name, value)
-
-
-# ---- what optimi has -------------------------------------------------------------------------------------------------
+            setattr(self.scaler, SCALER_FIELDS.get(name, name), value)
 
 
 def param_groups_weight_decay(model: torch.nn.Module, weight_decay: float = 1e-2,
@@ -570,6 +614,9 @@ def param_groups_weight_decay(model: torch.nn.Module, weight_decay: float = 1e-2
             small = p.ndim <= 1 or name.endswith(".bias") or any(word in name for word in words)
             (kept if small else decayed).append(p)
     return [{"params": kept, "weight_decay": 0.0}, {"params": decayed, "weight_decay": weight_decay}]
+
+
+_hooks: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # not in the model, which can be saved
 
 
 def prepare_for_gradient_release(model: torch.nn.Module, optimizer: KahanOptimizer,
@@ -589,12 +636,12 @@ def prepare_for_gradient_release(model: torch.nn.Module, optimizer: KahanOptimiz
         optimizer.step(param=p)
         optimizer.zero_grad(param=p)
 
-    model._gradient_release_hooks = [p.register_post_accumulate_grad_hook(release) for p in params]
+    _hooks[model] = [p.register_post_accumulate_grad_hook(release) for p in params]
 
 
 def remove_gradient_release(model: torch.nn.Module) -> None:
     """backward() keeps gradients again."""
-    hooks = model.__dict__.pop("_gradient_release_hooks", None)
+    hooks = _hooks.pop(model, None)
     if hooks is None:
         warnings.warn("the model has no hooks of prepare_for_gradient_release()")
     for hook in hooks or ():
