@@ -1434,9 +1434,10 @@ typedef struct kopt_closure {
    then steps or skips and updates the scale like kopt_scaler_begin(). A skipped step changes only the scaler: no
    weight, state or step count, and no gradient, even if opt.zero_grad is set. *skipped, which may be NULL, is set as
    in kopt_scaler_begin(). closure may be NULL if the gradients are complete and there is only one rank. The functions
-   of the closure may leave by longjmp or an exception; *opt and *scaler are then unchanged. Errors: those of
-   kopt_optimizer_step() and kopt_scaler_begin(), all returned before evaluate is called. With evaluate, which makes the
-   gradients with the scale of this call, several optimizers may take turns (no KOPT_ERROR_MISMATCH). */
+   of the closure may leave by longjmp or an exception; *opt and *scaler are then unchanged. They must not change the
+   arguments of the call, which are checked before: gradients alone. Errors: those of kopt_optimizer_step() and
+   kopt_scaler_begin(), all returned before evaluate is called. With evaluate, which makes the gradients with the scale
+   of this call, several optimizers may take turns (no KOPT_ERROR_MISMATCH). */
 KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                         size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
@@ -3212,9 +3213,9 @@ static int kopt_overlap_(const void *a, size_t a_size, const void *b, size_t b_s
     return x < y ? y - x < a_size : x - y < b_size;
 }
 
-/* A memory range of a tensor, neither NULL nor empty. */
+/* A memory range of a tensor, neither NULL nor empty. KOPT_ARRAYS_: the most arrays of a state. */
 typedef enum kopt_memory_kind_ { KOPT_WEIGHTS_, KOPT_STATE_, KOPT_COPY_, KOPT_GRADS_, KOPT_COUNTS_ } kopt_memory_kind_;
-enum { KOPT_TENSOR_RANGES_ = 5, KOPT_MEMORY_RANGES_ = KOPT_TENSOR_RANGES_ + 11 };
+enum { KOPT_TENSOR_RANGES_ = 5, KOPT_ARRAYS_ = 11, KOPT_MEMORY_RANGES_ = KOPT_TENSOR_RANGES_ + KOPT_ARRAYS_ };
 typedef struct kopt_memory_range_ {
     const void *at;
     size_t size;
@@ -3226,7 +3227,6 @@ typedef struct kopt_array_ {
     kopt_byte_ *at;
     size_t n, bytes; /* elements, and bytes of one element */
 } kopt_array_;
-enum { KOPT_ARRAYS_ = 11 }; /* of a state, at most */
 
 static kopt_array_ *kopt_list_arrays_(kopt_array_ *array, const kopt_layout_ *l, const kopt_tensor *t);
 
@@ -3483,18 +3483,16 @@ static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uin
 /* KOPT_FEEDBACK (section 3a): a debt in the first moment is in units of the rate at which it was made. Where the rate
    rises, the first moment is cut, or it would be paid many times over. The state has two places for a step and its
    rate: ranges of a step, in any order, read what earlier steps wrote, and that of element 0 writes the older one. */
-static void kopt_guard_(kopt_job_ *job, const kopt_tensor *t) {
-    const kopt_begun_ *const s = job->step;
-    kopt_byte_ *const rates = kopt_rates_of_(t);
+static KOPT_HOST_DEVICE_ void kopt_guard_(const kopt_begun_ *s, kopt_byte_ *rates, float rate, int first, float *beta1,
+                                          float *feedback) {
     const uint32_t a = kopt_load32_(rates), b = kopt_load32_(rates + 8);
     const int second = b < s->step && (b > a || a >= s->step);
     kopt_byte_ *const newer = second ? rates + 8 : rates, *const older = second ? rates : rates + 8;
     const uint32_t last = (second ? b : a) - 1 < s->step - 1 ? kopt_load32_(newer + 4) : 0; /* bits; no step is 0 */
-    const float rate = kopt_is_zero_(t->rate_scale) ? job->rate : kopt_mul_(job->rate, kopt_to_float_(t->rate_scale));
-    const float feedback = kopt_div_(s->feedback, rate);
-    if (kopt_as_u32_(rate) > last) job->beta1 = kopt_mul_(s->beta1, kopt_div_(kopt_as_f32_(last), rate));
-    if (!s->moments_only && !s->unrectified && kopt_finite_(feedback)) job->feedback = feedback; /* not at rate 0 */
-    if (job->begin != 0 || kopt_as_u32_(rate) == 0) return;
+    const float share = kopt_div_(s->feedback, rate);
+    *beta1 = kopt_as_u32_(rate) > last ? kopt_mul_(s->beta1, kopt_div_(kopt_as_f32_(last), rate)) : s->beta1;
+    *feedback = s->moments_only || s->unrectified || !kopt_finite_(share) ? 0 : share; /* at rate 0 it is infinite */
+    if (!first || kopt_as_u32_(rate) == 0) return;
     kopt_store32_(older, s->step);
     kopt_store32_(older + 4, kopt_as_u32_(rate));
 }
@@ -3513,7 +3511,10 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_te
     }
     kopt_make_job_(&job, l, s, t, begin, end);
     kopt_enter_(&environment);
-    if (s->rounding == KOPT_FEEDBACK && t->weight_format != KOPT_F32) kopt_guard_(&job, t);
+    if (s->rounding == KOPT_FEEDBACK && t->weight_format != KOPT_F32)
+        kopt_guard_(s, kopt_rates_of_(t),
+                    kopt_is_zero_(t->rate_scale) ? job.rate : kopt_mul_(job.rate, kopt_to_float_(t->rate_scale)),
+                    begin == 0, &job.beta1, &job.feedback);
     if (measures) scale = kopt_stable_from_norm_(&norm, t->n);
     if (s->stable && !kopt_is_zero_(t->stable_scale)) scale = kopt_to_float_(t->stable_scale);
     if (!kopt_is_zero_(t->rate_scale)) scale = kopt_mul_(kopt_to_float_(t->rate_scale), scale); /* 0 means 1 */
@@ -3762,6 +3763,7 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 
    Order of random words. Not scalar
    interleave_low_ _high_    a0 b0 a1 b1, a2 b2 a3 b3, of words 0 to 3 of each 128-bit part
+   largest_part_(a)          word i of each part: the largest of the words i of all parts, as int32_t
    block_of_lane_()          which of LANES_ consecutive Philox blocks lane 4 * i + k has: k * (LANES_ / 4) + i
 
    Macros that describe a vocabulary
@@ -4035,6 +4037,7 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no,
 #endif
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
+FN_ vu32_ K_(largest_part)(vu32_ a) { return a; }
 FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 FN_ vf32_ splat_(float x) { return as_f32_(isplat_(kopt_as_u32_(x))); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
@@ -4088,6 +4091,7 @@ FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(shr_(even, 16), odd, 0xAA); }
+FN_ vu32_ K_(largest_part)(vu32_ a) { return imax_(a, _mm256_permute2x128_si256(a, a, 1)); }
 FN_ void K_(deinterleave)(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
     *even = as_f32_(QUARTERS_(as_u32_(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
     *odd = as_f32_(QUARTERS_(as_u32_(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
@@ -4135,6 +4139,10 @@ FN_ vf32_ K_(bf16_high)(vu32_ a) { return K_(bf16)(a, or_(shl_(K_(iota)(), 16), 
 FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
     const vu32_ odd = or_(K_(mul16)(K_(iota)(), isplat_(4)), isplat_(0x00030001));
     return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
+}
+FN_ vu32_ K_(largest_part)(vu32_ a) {
+    a = imax_(a, _mm512_shuffle_i32x4(a, a, 0x4E));
+    return imax_(a, _mm512_shuffle_i32x4(a, a, 0xB1));
 }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { /* bytes 2 and 3 of even replace bytes 0 and 1 of odd */
     const __mmask64 low = (uint64_t)0x33333333u << 32 | 0x33333333u;
@@ -4385,6 +4393,7 @@ FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return any_true_(K_(gt16)(a, limit)); }
 #endif
+FN_ vu32_ K_(largest_part)(vu32_ a) { return a; }
 /* as_u32_ keeps compilers from joining the operations. */
 FN_ vf32_ add_(vf32_ a, vf32_ b) { return as_f32_(as_u32_(a + b)); }
 FN_ vf32_ sub_(vf32_ a, vf32_ b) { return as_f32_(as_u32_(a - b)); }
@@ -5557,14 +5566,14 @@ FN_ vu32_ K_(commit)(kopt_kind_ kind, vf32_ w, vf32_ compensation, vf32_ update,
 }
 
 /* KOPT_FEEDBACK (section 3a): the first moment, less what brings the error of the weight back. x: the direction. Rounds
-   the weight as commit does: *stored, in the upper half, before flushing; *largest: in fp16 its magnitude before. */
+   the weight as commit does: *stored, in the upper half, before flushing; *largest: its magnitude before, in fp16. */
 FN_ vf32_ K_(pay_back)(kopt_kind_ kind, const scalars_ *k, const constants_ *c, vf32_ w, vf32_ x, const moments_ *p,
                        vu32_ r, vu32_ *stored, vu32_ *largest) {
     const uint32_t finite = kind.first == KOPT_BF16 ? 0x7F7F0000u : 0x7F7FFFFFu;
     const vf32_ u = K_(update)(k, x, w), y = sub_(w, u);
     vf32_ error, m;
     *stored = K_(round16)(y, kind.weight, KOPT_STOCHASTIC, r, c);
-    if (kind.weight == KOPT_FP16) *largest = and_(as_u32_(y), c->abs_mask);
+    if (kind.weight == KOPT_FP16 || CHECK_UNROUNDED_) *largest = and_(as_u32_(y), c->abs_mask);
     error = widen_fp16_(shr_(*stored, 16));
     if (kind.weight == KOPT_BF16)
         error = as_f32_(select_or_zero_(igt_(and_(*stored, c->abs_mask), c->subnormal), and_(*stored, c->upper)));
@@ -5623,6 +5632,29 @@ FN_ vf32_ K_(stable_ratio)(kopt_kind_ kind, const scalars_ *k, const element_ *e
 /* ---- scalar code ---- */
 
 /* The scalar code of a step takes any kind and any value. */
+
+/* The weight nearest to an fp32 value, which is given by its bits: an x87 register makes a signaling NaN quiet.
+   *residual: what the rounding keeps of the rest. */
+FN_ vu32_ K_(split_weight)(kopt_rounding rounding, kopt_format format, vu32_ bits, vu32_ *residual) {
+    const vu32_ infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
+    const vf32_ x = as_f32_(bits);
+    vu32_ u;
+    *residual = 0;
+    if (format == KOPT_F32) return bits;
+    if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
+        u = K_(extended)(x, format, NULL);
+        if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
+        *residual = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
+        u = (u + 0x8000u) >> 16;
+    } else {
+        u = rounding == KOPT_KAHAN ? K_(round_kahan16)(x, format) : K_(round_nearest16)(x, format);
+        if (rounding == KOPT_KAHAN)
+            *residual = K_(round_nearest16)(
+                mul_(sub_(x, K_(widen)(u, format)), splat_(format == KOPT_FP16 ? 2048.0f : 1.0f)), format);
+    }
+    if ((u & infinity) == infinity) *residual = 0;
+    return u;
+}
 
 /* A new moment as stored, in the low bits; for an fp32 buffer unrounded, a mean of squares as root. r: random bits. */
 NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
@@ -6160,11 +6192,9 @@ NOINLINE_FN_ void K_(find_scales)(kopt_byte_ *scale, float *buffer, int square, 
     a = imax_(K_(interleave_low)(a, c), K_(interleave_high)(a, c)); /* a c a c */
     b = imax_(K_(interleave_low)(b, d), K_(interleave_high)(b, d)); /* b d b d */
     a = imax_(K_(interleave_low)(a, b), K_(interleave_high)(a, b)); /* a b c d */
-    store32_((kopt_byte_ *)lane, a);
+    store32_((kopt_byte_ *)lane, K_(largest_part)(a));
     for (k = 0; k * KOPT_BLOCK_ < n; k++) {
-        uint32_t largest = lane[k];
-        for (i = k + 4; i < LANES_; i += 4) largest = lane[i] > largest ? lane[i] : largest;
-        scale[k] = (kopt_byte_)kopt_exponent_q8_(largest, square);
+        scale[k] = (kopt_byte_)kopt_exponent_q8_(lane[k], square);
         if (scale[k] == 254)
             kopt_saturate_(buffer + k * KOPT_BLOCK_, n - k * KOPT_BLOCK_ < KOPT_BLOCK_ ? n % KOPT_BLOCK_ : KOPT_BLOCK_);
     }
@@ -6296,6 +6326,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #if KOPT_PASS_ == KOPT_PASS_AVX2_
 #define DIRECTIONS_OF_SET_(LINE_) \
     LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8, 0) \
+    LINE_(direction_adam_mixed, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_Q8, ANY_) \
     LINE_(direction_adam_buffered_feedback, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8, 1) \
     LINE_(direction_adam_fp16, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_FP16, KOPT_FP16, 0) \
     LINE_(direction_momentum_lion_fp16, KOPT_RULE_SGD, KOPT_RULE_LION, 1, KOPT_FP16, KOPT_FP16, 0) \
@@ -6304,6 +6335,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_
 #define DIRECTIONS_OF_SET_(LINE_) \
     LINE_(direction_adam_buffered, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8, 0) \
+    LINE_(direction_adam_mixed, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_BF16, KOPT_Q8, ANY_) \
     LINE_(direction_adam_buffered_feedback, KOPT_RULE_ADAM, KOPT_RULE_ADAM, 2, KOPT_Q8, KOPT_Q8, 1)
 #else
 #define DIRECTIONS_OF_SET_(LINE_)
@@ -6722,20 +6754,34 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(convert)(const kopt_conversion_ *c) {
 }
 
 #ifndef TOOLS_ISA_
+/* x += y * factor, of n fp32 values and those behind up to the end of a vector. A sum with a magnitude above `most`
+   becomes `other` (bits). */
+static KOPT_NOINLINE_ ISA_TARGET_ void K_(add_scaled)(kopt_byte_ *x, const kopt_byte_ *y, float factor, uint32_t most,
+                                                      uint32_t other, size_t n) {
+    size_t i;
+    for (i = 0; i < 4 * n; i += 4 * LANES_) {
+        const vf32_ sum = add_(as_f32_(load32_(x + i)), mul_(as_f32_(load32_(y + i)), splat_(factor)));
+        store32_(x + i, select_(igt_(K_(abs_u32)(sum), isplat_(most)), isplat_(other), as_u32_(sum)));
+    }
+}
+
 /* Are all n values finite? One added to the exponent field carries into the sign bit if the field is all ones. A word
    is one fp32 value, or two of 16 bits. */
 static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_format format, size_t n) {
     const uint32_t one = format == KOPT_F32 ? 0x00800000u : format == KOPT_BF16 ? 0x00800080u : 0x04000400u;
     const vu32_ sign = isplat_(format == KOPT_F32 ? 0x80000000u : 0x80008000u), exponent = isub_(sign, isplat_(one));
     size_t bytes = n * kopt_bytes_of_(format);
-    kopt_byte_ part[4 * LANES_];
+    kopt_byte_ part[8 * LANES_];
     vu32_ found = isplat_(0);
     while (bytes > 0) {
+        vu32_ a, b;
         if (bytes < sizeof part) { /* zeros are finite */
             p = kopt_copy_padded_(part, sizeof part, p, bytes);
             bytes = sizeof part;
         }
-        found = or_(found, and_(iadd_(and_(load32_(p), exponent), isplat_(one)), sign));
+        a = iadd_(and_(load32_(p), exponent), isplat_(one));
+        b = iadd_(and_(load32_(p + 4 * LANES_), exponent), isplat_(one));
+        found = or_(found, and_(or_(a, b), sign));
         if (LANES_ == 1 && any_true_(igt_(shr_(found, 15), isplat_(0)))) return 0; /* or clang makes vectors of it */
         bytes -= sizeof part;
         p += sizeof part;
@@ -7068,6 +7114,8 @@ typedef struct kopt_kernels_ {
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
     void (*measure)(const kopt_job_ *, kopt_byte_ *);
     void (*tool)(const kopt_tool_ *);
+    void (*add_scaled)(kopt_byte_ *, const kopt_byte_ *, float, uint32_t, uint32_t, size_t);
+    const struct kopt_stages_ *stages; /* NULL: scalar */
 #ifdef KAHAN_OPT_VMATH
     void (*vmath)(const kopt_vmath_job_ *);
 #define KOPT_AND_VMATH_(kernel) , kernel
@@ -7076,33 +7124,39 @@ typedef struct kopt_kernels_ {
 #endif
 } kopt_kernels_;
 
-/* tools: the ISA whose all_finite, measure and tool this ISA uses (TOOLS_ISA_ of its vocabulary). */
-#define KOPT_KERNELS_(isa, tools)                                                                    \
-    {kopt_step_##isa##_, kopt_convert_##isa##_, kopt_all_finite_##tools##_, kopt_measure_##tools##_, \
-     kopt_tool_##tools##_ KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
-#define KOPT_NO_KERNELS_ {NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL)}
+/* tools: the ISA whose all_finite, measure, tool and add_scaled this ISA uses (TOOLS_ISA_ of its vocabulary). */
+#define KOPT_KERNELS_(isa, tools, stages) \
+    {kopt_step_##isa##_,                  \
+     kopt_convert_##isa##_,               \
+     kopt_all_finite_##tools##_,          \
+     kopt_measure_##tools##_,             \
+     kopt_tool_##tools##_,                \
+     kopt_add_scaled_##tools##_,          \
+     stages KOPT_AND_VMATH_(kopt_vmath_##isa##_)}
+#define KOPT_NO_KERNELS_ {NULL, NULL, NULL, NULL, NULL, NULL, NULL KOPT_AND_VMATH_(NULL)}
 enum { KOPT_ISAS_ = KOPT_ISA_SIMD128 + 1 };
 static const kopt_kernels_ kopt_table_[KOPT_ISAS_] = {
-    KOPT_KERNELS_(scalar, scalar),
+    KOPT_KERNELS_(scalar, scalar, NULL),
 #ifdef KOPT_SSE2_
-    KOPT_KERNELS_(sse2, scalar),
+    KOPT_KERNELS_(sse2, scalar, &kopt_stages_sse2_),
 #else
     KOPT_NO_KERNELS_,
 #endif
 #ifdef KOPT_AVX2_
-    KOPT_KERNELS_(avx2, avx2),     KOPT_KERNELS_(avx512, avx2),
+    KOPT_KERNELS_(avx2, avx2, &kopt_stages_avx2_),
+    KOPT_KERNELS_(avx512, avx2, &kopt_stages_avx512_),
 #elif defined(KOPT_X86_)
     KOPT_NO_KERNELS_,
-    KOPT_KERNELS_(avx512, avx512),
+    KOPT_KERNELS_(avx512, avx512, &kopt_stages_avx512_),
 #else
     KOPT_NO_KERNELS_,
     KOPT_NO_KERNELS_,
 #endif
 #ifdef KOPT_NEON_
-    KOPT_KERNELS_(neon, neon),
+    KOPT_KERNELS_(neon, neon, &kopt_stages_neon_),
 #elif defined(KOPT_SIMD128_)
     KOPT_NO_KERNELS_,
-    KOPT_KERNELS_(simd128, simd128),
+    KOPT_KERNELS_(simd128, simd128, &kopt_stages_simd128_),
 #endif
 };
 
@@ -7482,11 +7536,20 @@ static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale
     return kopt_mul_scalar_(y, scale);
 }
 
-/* Decodes n codes of one block to fp32 at x (any alignment). exponent: the byte of its scale. */
-static void kopt_dequantise_(kopt_byte_ *x, const kopt_byte_ *code, uint32_t exponent, size_t n, int square) {
-    const float factor = kopt_as_f32_(kopt_scale_q8_(exponent));
+/* Decodes n codes, from the first one of a block on, to fp32 at x, which has room for whole blocks. */
+static void kopt_dequantise_(float *x, const kopt_byte_ *code, const kopt_byte_ *scale, size_t n, int square) {
     size_t i;
-    for (i = 0; i < n; i++) kopt_store32_(x + 4 * i, kopt_as_u32_(kopt_decode_number_(code[i], factor, square)));
+#ifdef KOPT_VECTOR_CODE_
+    const kopt_stages_ *const stages = KOPT_KERNEL_(stages);
+    if (stages != NULL) {
+        (stages->decode)(x, code, scale, square, n);
+        return;
+    }
+#endif
+    for (i = 0; i < n; i++) {
+        const float factor = kopt_as_f32_(kopt_scale_q8_(scale[i / KOPT_BLOCK_]));
+        x[i] = kopt_decode_number_(code[i], factor, square);
+    }
 }
 
 /* The 16-bit random numbers of consecutive elements. */
@@ -7510,11 +7573,25 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, s
 }
 
 /* Encodes n fp32 numbers of one block and stores its scale. drawn: NULL rounds to nearest. */
-static void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n, int square,
-                           kopt_random_reader_ *drawn) {
+static KOPT_NOINLINE_ void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n,
+                                          int square, kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale_bits;
     float inverse;
     size_t i;
+#ifdef KOPT_VECTOR_CODE_
+    const kopt_stages_ *const stages = KOPT_KERNEL_(stages);
+    KOPT_ALIGN64_ float buffer[KOPT_BLOCK_];
+    kopt_random_tile_ random;
+    if (stages != NULL) {
+        memcpy(buffer, x, 4 * n);
+        random.number = random.stride = KOPT_BYTES_(random.lower);
+        if (drawn != NULL) (stages->fill_random)(&random, &drawn->cipher, drawn->first, KOPT_BLOCK_, 1, 1);
+        (stages->find_scales)(scale, buffer, square, n);
+        (stages->encode)(code, scale, buffer, square, drawn == NULL ? 0 : (int)drawn->store - 1,
+                         drawn == NULL ? KOPT_NEAREST : KOPT_STOCHASTIC, &random, n);
+        return;
+    }
+#endif
     for (i = 0; i < n; i++) {
         const uint32_t mag = kopt_load32_(x + 4 * i) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
@@ -7590,48 +7667,50 @@ KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const
 
 /* ---- state: init, read and write ---- */
 
-/* Stores an fp32 value, given by its bits, as a weight and its residual, rounded to nearest. */
+/* Stores an fp32 value, given by its bits, as a weight and its residual. */
 static void kopt_write_weight_(const kopt_layout_ *l, kopt_byte_ *weight, kopt_byte_ *residual, uint32_t bits) {
-    const kopt_format format = l->weight_format;
-    const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
-    const float x = kopt_as_f32_(bits);
-    uint32_t u, kept = 0;
-    if (format == KOPT_F32) {
-        kopt_store32_(weight, bits); /* not x: an x87 register makes a signaling NaN quiet */
-        return;
-    }
-    if (l->rounding == KOPT_EXACT || l->rounding == KOPT_COMPACT) {
-        u = kopt_extended_scalar_(x, format, NULL);
-        if (l->rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
-        kept = l->rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
-        u = (u + 0x8000u) >> 16;
-    } else {
-        u = l->rounding == KOPT_KAHAN ? kopt_round_kahan16_scalar_(x, format) : kopt_round_nearest16_scalar_(x, format);
-        if (l->rounding == KOPT_KAHAN)
-            kept = kopt_round_nearest16_scalar_(
-                kopt_mul_(kopt_sub_(x, kopt_widen_scalar_(u, format)), format == KOPT_FP16 ? 2048 : 1), format);
-    }
-    kopt_store16_(weight, u);
-    if (l->residual_bytes != 0)
-        kopt_store_at_scalar_(residual, 0, l->residual_bytes, (u & infinity) == infinity ? 0 : kept);
+    uint32_t kept;
+    const uint32_t u = kopt_split_weight_scalar_(l->rounding, l->weight_format, bits, &kept);
+    kopt_store_at_scalar_(weight, 0, l->weight_bytes, u);
+    if (l->residual_bytes != 0) kopt_store_at_scalar_(residual, 0, l->residual_bytes, kept);
+}
+
+/* Converts v->n elements, rounded to nearest if stream is 0, otherwise stochastically. */
+static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format,
+                                              const kopt_byte_ *from, kopt_format from_format, int stream) {
+    v->dst = to;
+    v->src = from;
+    v->dst_format = to_format;
+    v->src_format = from_format;
+    v->stochastic = stream;
+    if (to_format == KOPT_F32 && from_format == KOPT_F32)
+        memcpy(to, from, 4 * v->n);
+    else
+        KOPT_KERNEL_(convert)(v);
 }
 
 /* Copies weights, including their residuals, to out as fp32. */
 static void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight, const kopt_byte_ *residual,
                                float *out) {
+    const int bits = l->residual_bytes != 0 && l->rounding != KOPT_KAHAN;
     kopt_environment_ environment;
-    kopt_kind_ kind;
-    size_t i;
-    memset(&kind, 0, sizeof kind);
-    kind.weight = l->weight_format;
-    kind.rounding = l->rounding;
+    kopt_conversion_ v;
+    float x[KOPT_PART_], y[KOPT_PART_];
+    size_t i, k;
+    v.first = 0;
     kopt_enter_(&environment);
-    for (i = 0; i < l->n; i++) {
-        const uint32_t kept = l->residual_bytes == 0 ? 0 : kopt_load_at_scalar_(residual, i, l->residual_bytes);
-        float compensation, x;
-        x = kopt_load_weight_scalar_(kind, kopt_load_at_scalar_(weight, i, l->weight_bytes), kept, &compensation, NULL);
-        if (l->rounding == KOPT_KAHAN) x = kopt_add_(x, compensation);
-        kopt_store32_((kopt_byte_ *)out + 4 * i, kopt_as_u32_(x));
+    for (i = 0; i < l->n; i += v.n) {
+        v.n = l->n - i < KOPT_PART_ ? l->n - i : KOPT_PART_;
+        kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, weight + i * l->weight_bytes, l->weight_format, 0);
+        if (l->residual_bytes != 0 && !bits) {
+            kopt_convert_part_(&v, (kopt_byte_ *)y, KOPT_F32, residual + 2 * i, l->weight_format, 0);
+            KOPT_KERNEL_(add_scaled)
+            ((kopt_byte_ *)x, (kopt_byte_ *)y, l->weight_format == KOPT_FP16 ? 1.0f / 2048 : 1, 0x7FFFFFFFu, 0, v.n);
+        }
+        for (k = 0; bits && k < v.n; k++)
+            x[k] = kopt_full_weight_scalar_(l->rounding, l->weight_format, kopt_load_at_scalar_(weight, i + k, 2),
+                                            kopt_load_at_scalar_(residual, i + k, l->residual_bytes), NULL);
+        memcpy(out + i, x, 4 * v.n);
     }
     kopt_leave_(&environment);
 }
@@ -7823,8 +7902,10 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     kopt_environment_ environment;
     kopt_format format;
     kopt_layout_ l;
+    kopt_conversion_ v;
     kopt_job_ a;
-    size_t i;
+    float x[KOPT_PART_];
+    size_t i, k;
     int m, is_root;
     const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
     if (result != KOPT_OK || t->n == 0) return result;
@@ -7835,16 +7916,16 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
         return KOPT_OK;
     }
     format = kopt_format_of_moment_(&l, m, &is_root);
+    v.first = 0;
     kopt_enter_(&environment);
-    for (i = 0; i < t->n; i++) {
-        float x;
+    for (i = 0; i < t->n; i += v.n) {
+        v.n = t->n - i < KOPT_PART_ ? t->n - i : KOPT_PART_;
         if (kopt_has_scales_(format))
-            x = kopt_decode_number_(a.moment[m][i],
-                                    kopt_as_f32_(kopt_scale_q8_(kopt_scale_of_(&a, m)[i / KOPT_BLOCK_])), is_root);
+            kopt_dequantise_(x, a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, v.n, is_root);
         else
-            x = kopt_widen_scalar_(kopt_load_at_scalar_(a.moment[m], i, kopt_bytes_of_(format)), format);
-        if (is_root) x = kopt_mul_(x, x);
-        kopt_store32_((kopt_byte_ *)out + 4 * i, kopt_as_u32_(x));
+            kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, a.moment[m] + i * kopt_bytes_of_(format), format, 0);
+        for (k = 0; is_root && k < v.n; k++) x[k] = kopt_mul_(x[k], x[k]);
+        memcpy(out + i, x, 4 * v.n);
     }
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -8102,8 +8183,8 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
             job.moment[m] = whole->moment[m] + i * kopt_moment_bytes_(kind, m);
             if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
             job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
-            kopt_dequantise_(job.moment[m], whole->moment[m] + i, kopt_scale_of_(whole, m)[block], n,
-                             kopt_is_square_(s->rule, m));
+            kopt_dequantise_(moment + (unsigned)m * KOPT_BLOCK_, whole->moment[m] + i, kopt_scale_of_(whole, m) + block,
+                             n, kopt_is_square_(s->rule, m));
         }
         job.weight = whole->weight + i * weight_bytes;
         job.grad = whole->grad + i * grad_bytes;
@@ -8149,7 +8230,7 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
         job.end = i + n;
         if (q8) {
             job.moment[1] = ratio_bytes;
-            kopt_dequantise_(ratio_bytes, whole.moment[1] + i, kopt_scale_of_(&whole, 1)[i / KOPT_BLOCK_], n, 1);
+            kopt_dequantise_(ratios, whole.moment[1] + i, kopt_scale_of_(&whole, 1) + i / KOPT_BLOCK_, n, 1);
             job.weight = whole.weight + i * layout->weight_bytes;
             if (layout->residual_bytes != 0) job.residual = whole.residual + i * layout->residual_bytes;
             job.grad = whole.grad + i * kopt_bytes_of_(t->grad_format);
@@ -8867,70 +8948,71 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     return KOPT_OK;
 }
 
-/* Begins a step with a copy of opt: grad_scale divided by the loss scale, clip from norm (1 if that is NULL). */
+/* Checks a call, and computes the next step of opt with *grad_scale, which is that of opt divided by the loss scale. */
 static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, const kopt_optimizer *opt,
-                                                    const kopt_norm *norm, double max_norm, kopt_begun_ *s) {
+                                                    double max_norm, double *grad_scale, kopt_begun_ *s) {
     kopt_result result = kopt_check_scaler_(scaler);
     kopt_environment_ environment;
     kopt_optimizer scaled;
     if (result == KOPT_OK) result = kopt_check_options_(opt);
     if (result != KOPT_OK) return result;
-    if (!kopt_within64_(max_norm, 0, max_norm)) return KOPT_ERROR_RANGE;
     scaled = *opt;
+    scaled.clip = 1;
     kopt_enter_(&environment);
-    scaled.grad_scale = kopt_div64_(opt->grad_scale, scaler->scale);
+    *grad_scale = scaled.grad_scale = kopt_div64_(opt->grad_scale, scaler->scale);
     kopt_leave_(&environment);
-    scaled.clip = norm == NULL ? 1 : kopt_norm_clip(norm, max_norm, scaled.grad_scale);
-    return kopt_begin_(s, &scaled);
+    if (!kopt_within64_(max_norm, 0, max_norm) || !kopt_magnitude_at_most_(*grad_scale, KOPT_3E38_))
+        return KOPT_ERROR_RANGE;
+    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    return kopt_next_step_(&scaled, s) ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
-/* Refuses optimizers that are all behind one of an earlier call: the scale has changed since their gradients. */
-static kopt_result kopt_check_steps_(const kopt_scaler *scaler, const kopt_optimizer *opts, size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++)
-        if (opts[i].step >= scaler->steps_) return KOPT_OK;
-    return KOPT_ERROR_MISMATCH;
+/* Clips a step of kopt_scaled_step_() and counts it; or makes it none, if a gradient is not finite. */
+static void kopt_take_step_(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_norm *norm, double max_norm,
+                            double grad_scale, kopt_begun_ *s) {
+    const double clip = kopt_norm_clip(norm, max_norm, grad_scale);
+    kopt_environment_ environment;
+    kopt_enter_(&environment);
+    s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(clip));
+    kopt_leave_(&environment);
+    if (norm->nonfinite != 0) memset(s, 0, sizeof *s);
+    if (norm->nonfinite == 0) opt->step = s->step;
+    if (scaler->steps_ < opt->step) scaler->steps_ = opt->step;
 }
 
 KOPT_API_ kopt_result kopt_scaler_begin(kopt_scaler *scaler, kopt_step *steps, kopt_optimizer *opts, size_t count,
                                         const kopt_norm *norm, double max_norm, int *skipped) {
     kopt_result result = KOPT_OK;
+    double grad_scale;
     kopt_begun_ s;
     size_t i;
-    int skip;
+    int behind = 1; /* all are, one of an earlier call: the scale has changed since their gradients */
     if (opts == NULL || norm == NULL || steps == NULL) return KOPT_ERROR_NULL;
     if (count == 0) return KOPT_ERROR_RANGE;
-    skip = norm->nonfinite != 0;
-    for (i = 0; i < count; i++) { /* checks all, also those of a skipped step, before anything is written */
-        result = kopt_scaled_step_(scaler, &opts[i], skip ? NULL : norm, max_norm, &s);
-        if (result != KOPT_OK) return result;
+    for (i = 0; i < count && result == KOPT_OK; i++) { /* checks all before anything is written */
+        result = kopt_scaled_step_(scaler, &opts[i], max_norm, &grad_scale, &s);
+        if (result == KOPT_OK && opts[i].step >= scaler->steps_) behind = 0;
     }
-    result = kopt_check_steps_(scaler, opts, count);
+    if (result == KOPT_OK && behind) result = KOPT_ERROR_MISMATCH;
     for (i = 0; i < count && result == KOPT_OK; i++) {
-        if (skip) {
-            memset(&steps[i], 0, sizeof steps[i]);
-        } else {
-            result = kopt_scaled_step_(scaler, &opts[i], norm, max_norm, &s);
-            memcpy(&steps[i], &s, sizeof s);
-            opts[i].step = s.step;
-        }
-        if (scaler->steps_ < opts[i].step) scaler->steps_ = opts[i].step;
+        result = kopt_scaled_step_(scaler, &opts[i], max_norm, &grad_scale, &s);
+        kopt_take_step_(scaler, &opts[i], norm, max_norm, grad_scale, &s);
+        memcpy(&steps[i], &s, sizeof s);
     }
     if (result != KOPT_OK) return result;
-    if (skipped != NULL) *skipped = skip;
-    return kopt_scaler_update(scaler, skip);
+    if (skipped != NULL) *skipped = norm->nonfinite != 0;
+    return kopt_scaler_update(scaler, norm->nonfinite != 0);
 }
 
-/* What kopt_scaler_step() does before it steps tensors. A separate function, so that its frame is gone by then. */
-static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt_optimizer *opt,
-                                                       const kopt_tensor *tensors, size_t count, double max_norm,
-                                                       const kopt_closure *closure, kopt_step *step, int *skipped) {
+KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
+                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped) {
     const int evaluates = closure != NULL && closure->evaluate != NULL;
-    kopt_begun_ s;
     kopt_layout_ last;
-    kopt_result result = kopt_scaled_step_(scaler, opt, NULL, max_norm, &s); /* checks, before the closure writes */
+    double grad_scale;
     kopt_norm norm;
-    if (result == KOPT_OK && !evaluates) result = kopt_check_steps_(scaler, opt, 1);
+    kopt_begun_ s;
+    kopt_result result = kopt_scaled_step_(scaler, opt, max_norm, &grad_scale, &s);
+    if (result == KOPT_OK && !evaluates && opt->step < scaler->steps_) result = KOPT_ERROR_MISMATCH;
     if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count, &last);
     if (result != KOPT_OK) return result;
     memset(&norm, 0, sizeof norm);
@@ -8938,17 +9020,11 @@ static KOPT_NOINLINE_ kopt_result kopt_scaler_prepare_(kopt_scaler *scaler, kopt
     result = kopt_norm_add_grads(&norm, tensors, count);
     if (closure != NULL && closure->reduce != NULL) closure->reduce(closure->user, &norm);
     if (evaluates) scaler->steps_ = 0; /* the gradients have this scale, whatever was stepped before */
-    return result == KOPT_OK ? kopt_scaler_begin(scaler, step, opt, 1, &norm, max_norm, skipped) : result;
-}
-
-KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
-                                       size_t count, double max_norm, const kopt_closure *closure, int *skipped) {
-    kopt_step step;
-    int skip;
-    const kopt_result result = kopt_scaler_prepare_(scaler, opt, tensors, count, max_norm, closure, &step, &skip);
     if (result != KOPT_OK) return result;
-    if (skipped != NULL) *skipped = skip;
-    return skip ? KOPT_OK : kopt_step_run(&step, tensors, count); /* checks once more */
+    kopt_take_step_(scaler, opt, &norm, max_norm, grad_scale, &s);
+    if (skipped != NULL) *skipped = norm.nonfinite != 0;
+    if (norm.nonfinite == 0) kopt_run_list_(&s, tensors, count, &last);
+    return kopt_scaler_update(scaler, norm.nonfinite != 0);
 }
 
 /* ---- gradient accumulation ---- */
@@ -9074,17 +9150,6 @@ KOPT_INLINE_ float kopt_canonical_nan_(float x) {
     return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
 }
 
-/* Converts v->n elements, rounded to nearest if stream is 0, otherwise stochastically. */
-static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *to, kopt_format to_format,
-                                              const kopt_byte_ *from, kopt_format from_format, int stream) {
-    v->dst = to;
-    v->src = from;
-    v->dst_format = to_format;
-    v->src_format = from_format;
-    v->stochastic = stream;
-    KOPT_KERNEL_(convert)(v);
-}
-
 /* mean + |x| / 256, one term of the mean of a block; mag is the bit pattern of |x|. */
 KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
     return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
@@ -9097,17 +9162,6 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int st
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
     return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f));
-}
-
-/* The residual x - y of x, whose code decodes to y; 0 if it is not finite in the format of the residual. */
-static KOPT_HOST_DEVICE_ float kopt_residual_of_(float x, float y, kopt_format format) {
-    const uint32_t limit = format == KOPT_F32 ? 0x7F800000u : format == KOPT_BF16 ? 0x7F7F8000u : 0x477FF000u;
-    const uint32_t lost = kopt_as_u32_(kopt_sub_(x, y));
-    return kopt_as_f32_((lost & 0x7FFFFFFFu) < limit ? lost : 0);
-}
-
-KOPT_INLINE_ float kopt_add_scaled_(float sum, float y, float scale) {
-    return kopt_canonical_nan_(kopt_add_(sum, kopt_as_u32_(scale) == 0x3F800000u ? y : kopt_mul_(y, scale)));
 }
 
 /* Encodes n elements of KOPT_Q8: of each block one byte of scale, then the codes. drawn: NULL rounds to nearest. */
@@ -9143,8 +9197,7 @@ static KOPT_NOINLINE_ void kopt_compress_signs_(kopt_byte_ *out, const float *x,
 
 /* Decodes elements i .. i + n - 1 of the code at in to fp32 at y. i is a multiple of 64, n at most KOPT_PART_; of
    KOPT_Q1 they lie in one block. */
-static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_ *in, kopt_format code, size_t i,
-                                                 size_t n) {
+static KOPT_NOINLINE_ void kopt_decompress_part_(float *y, const kopt_byte_ *in, kopt_format code, size_t i, size_t n) {
     const size_t offset = i % kopt_block_of_(code);
     kopt_conversion_ v;
     size_t k;
@@ -9152,14 +9205,14 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
     if (code == KOPT_Q1) {
         const uint32_t scale = kopt_load_le32_(in);
         in += 4 + offset / 8;
-        for (k = 0; k < n; k++) kopt_store32_(y + 4 * k, scale ^ (uint32_t)(in[k / 8] >> k % 8) << 31);
+        for (k = 0; k < n; k++) y[k] = kopt_as_f32_(scale ^ (uint32_t)(in[k / 8] >> k % 8) << 31);
     } else if (code == KOPT_Q8) {
         for (k = 0; k < n; k += KOPT_BLOCK_, in += 1 + KOPT_BLOCK_)
-            kopt_dequantise_(y + 4 * k, in + 1, in[0], n - k < KOPT_BLOCK_ ? n - k : KOPT_BLOCK_, 0);
+            kopt_dequantise_(y + k, in + 1, in, n - k < KOPT_BLOCK_ ? n - k : KOPT_BLOCK_, 0);
     } else {
         v.n = n;
         v.first = 0;
-        kopt_convert_part_(&v, y, KOPT_F32, in, code, 0);
+        kopt_convert_part_(&v, (kopt_byte_ *)y, KOPT_F32, in, code, 0);
     }
 }
 
@@ -9168,11 +9221,14 @@ static KOPT_NOINLINE_ void kopt_decompress_part_(kopt_byte_ *y, const kopt_byte_
 static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *out, const kopt_byte_ *grad,
                                           kopt_format grad_format) {
     const size_t grad_size = kopt_bytes_of_(grad_format), residual_size = kopt_bytes_of_(c->residual_format);
+    const uint32_t finite = c->residual_format == KOPT_F32    ? 0x7F7FFFFFu
+                            : c->residual_format == KOPT_BF16 ? 0x7F7F7FFFu
+                                                              : 0x477FEFFFu;
     const int stochastic = c->rounding == KOPT_STOCHASTIC;
     kopt_byte_ *const residual = (kopt_byte_ *)c->residual;
     kopt_conversion_ v = {NULL, NULL, KOPT_F32, KOPT_F32, 0, 0, c->seed, 0, c->step, c->id};
     kopt_random_reader_ drawn;
-    float x[KOPT_SIGNS_], y[KOPT_PART_];
+    float x[KOPT_SIGNS_], y[KOPT_PART_] = {0}; /* set: gcc -fanalyzer does not see what a kernel writes */
     kopt_byte_ *const xs = (kopt_byte_ *)x, *const ys = (kopt_byte_ *)y;
     size_t i, n, offset, k;
     kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
@@ -9186,10 +9242,10 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         for (offset = 0; residual != NULL && c->step > 1 && offset < n; offset += v.n) {
             v.n = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
             kopt_convert_part_(&v, ys, KOPT_F32, block_residual + offset * residual_size, c->residual_format, 0);
-            for (k = 0; k < v.n; k++) x[offset + k] = kopt_add_(x[offset + k], y[k]);
+            KOPT_KERNEL_(add_scaled)((kopt_byte_ *)(x + offset), ys, 1, 0x7F800000u, 0x7FC00000u, v.n);
         }
         v.n = n;
-        for (k = 0; k < n; k++) x[k] = kopt_canonical_nan_(x[k]);
+        for (k = 0; k < n && c->code != KOPT_Q8; k++) x[k] = kopt_canonical_nan_(x[k]);
         if (c->code == KOPT_Q8)
             kopt_compress_q8_(block, x, n, stochastic ? &drawn : NULL);
         else if (c->code == KOPT_Q1)
@@ -9199,8 +9255,8 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         if (residual == NULL) continue;
         for (offset = 0; offset < n; offset += KOPT_PART_) {
             const size_t part = n - offset < KOPT_PART_ ? n - offset : KOPT_PART_;
-            kopt_decompress_part_(ys, out, c->code, i + offset, part);
-            for (k = 0; k < part; k++) x[offset + k] = kopt_residual_of_(x[offset + k], y[k], c->residual_format);
+            kopt_decompress_part_(y, out, c->code, i + offset, part);
+            KOPT_KERNEL_(add_scaled)((kopt_byte_ *)(x + offset), ys, -1, finite, 0, part);
         }
         kopt_convert_part_(&v, block_residual, c->residual_format, xs, KOPT_F32,
                            c->residual_rounding == KOPT_STOCHASTIC ? KOPT_RANDOM_RESIDUAL_ : 0);
@@ -9226,7 +9282,7 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     kopt_environment_ environment;
     kopt_conversion_ v;
     float x[KOPT_PART_], y[KOPT_PART_], factor;
-    size_t i, k, in_bytes;
+    size_t i, in_bytes;
     if (result != KOPT_OK) return result;
     if (!kopt_code_valid_(code)) return KOPT_ERROR_OPTION;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
@@ -9239,9 +9295,9 @@ KOPT_API_ kopt_result kopt_decompress_add(void *sum, kopt_format format, const v
     for (i = 0; i < n; i += v.n) {
         kopt_byte_ *const to = (kopt_byte_ *)sum + i * size;
         v.n = n - i < KOPT_PART_ ? n - i : KOPT_PART_;
-        kopt_decompress_part_((kopt_byte_ *)y, (const kopt_byte_ *)in, code, i, v.n);
+        kopt_decompress_part_(y, (const kopt_byte_ *)in, code, i, v.n);
         kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, to, format, 0);
-        for (k = 0; k < v.n; k++) x[k] = kopt_add_scaled_(x[k], y[k], factor);
+        KOPT_KERNEL_(add_scaled)((kopt_byte_ *)x, (kopt_byte_ *)y, factor, 0x7F800000u, 0x7FC00000u, v.n);
         kopt_convert_part_(&v, to, format, (kopt_byte_ *)x, KOPT_F32, 0);
     }
     kopt_leave_(&environment);

@@ -4,6 +4,8 @@
      ./build.sh bench beside average     an average of weights (EMA), beside a plain loop of fp32
      ./build.sh bench beside fp16        AdamW with fp16 weights and fp32 moments, beside intrinsics of AVX-512 with FMA
      ./build.sh bench beside odd         lists of tensors of n - 1 weights, beside those of n
+     ./build.sh bench beside bytes       AdamW with bf16 weights at 9.02 to 6.03 bytes, beside KAHAN at 10
+     ./build.sh bench beside compress    a step of AdamW, beside gradient compression and kopt_state_read()
 
    Without a word: all of them. */
 #include "timing.h"
@@ -185,11 +187,76 @@ static void bench_odd(void) {
     }
 }
 
+static kopt_optimizer kahan;
+static kopt_tensor kahan_tensor;
+static void kahan_step(void) {
+    if (kopt_optimizer_step(&kahan, &kahan_tensor, 1) != KOPT_OK) exit(1);
+}
+
+static void bench_bytes(void) {
+    static const struct {
+        const char *name;
+        kopt_rounding rounding;
+        kopt_format first, second;
+    } rows[] = {{"KAHAN, 8-bit second moments: 9.02", KOPT_KAHAN, KOPT_BF16, KOPT_Q8},
+                {"COMPACT: 9", KOPT_COMPACT, KOPT_BF16, KOPT_BF16},
+                {"KAHAN, 8-bit moments: 8.03", KOPT_KAHAN, KOPT_Q8, KOPT_Q8},
+                {"COMPACT, 8-bit second moments: 8.02", KOPT_COMPACT, KOPT_BF16, KOPT_Q8},
+                {"FEEDBACK: 8", KOPT_FEEDBACK, KOPT_BF16, KOPT_BF16},
+                {"STOCHASTIC: 8", KOPT_STOCHASTIC, KOPT_BF16, KOPT_BF16},
+                {"COMPACT, 8-bit moments: 7.03", KOPT_COMPACT, KOPT_Q8, KOPT_Q8},
+                {"FEEDBACK, 8-bit second moments: 7.02", KOPT_FEEDBACK, KOPT_BF16, KOPT_Q8},
+                {"FEEDBACK, 8-bit moments: 6.03", KOPT_FEEDBACK, KOPT_Q8, KOPT_Q8}};
+    static const size_t sizes[] = {8192, 16000000};
+    unsigned char *const all = room;
+    size_t i, k;
+    printf("%-42s %17s %7s %7s %6s\n", "AdamW, bf16, beside KAHAN: 10 bytes", "", "this", "KAHAN", "ratio");
+    for (k = 0; k < sizeof sizes / sizeof *sizes; k++, room = all) {
+        make(kopt_adamw(1e-3), KOPT_BF16, 1, sizes[k]);
+        kahan = opt, kahan_tensor = list[0];
+        room = all + 32 * sizes[k] + 64 * SPARE;
+        for (i = 0; i < sizeof rows / sizeof *rows; i++) {
+            kopt_optimizer o = kopt_adamw(1e-3);
+            o.rounding = rows[i].rounding;
+            o.first_moment_format = rows[i].first, o.second_moment_format = rows[i].second;
+            make(o, KOPT_BF16, 1, sizes[k]), compare(rows[i].name, kahan_step);
+        }
+    }
+}
+
+static kopt_compressor compressor;
+static void compress(void) {
+    if (kopt_compress(&compressor, first, 2 * n, other, KOPT_F32) != KOPT_OK) exit(1);
+}
+static void decompress(void) {
+    if (kopt_decompress_add(average, KOPT_F32, first, 2 * n, KOPT_Q8, n, 1) != KOPT_OK) exit(1);
+}
+static void read_weights(void) {
+    if (kopt_state_read(&opt, list, KOPT_SLOT_WEIGHT, average) != KOPT_OK) exit(1);
+}
+static void read_moment(void) {
+    if (kopt_state_read(&opt, list, KOPT_SLOT_FIRST_MOMENT, average) != KOPT_OK) exit(1);
+}
+
+static void bench_compress(void) {
+    kopt_optimizer o = kopt_adamw(1e-3);
+    printf("%-42s %17s %7s %7s %6s\n", "a step of AdamW, bf16 KAHAN, beside", "", "step", "this", "ratio");
+    make(o, KOPT_BF16, 1, 16384);
+    compressor = kopt_compressor_of(KOPT_Q8, half_weight, n), compare("to 8 bits, with residual", compress);
+    compressor = kopt_compressor_of(KOPT_Q8, NULL, n), compare("to 8 bits, stochastic", compress);
+    compare("8 bits added to a sum", decompress);
+    compare("kopt_state_read: weights", read_weights), compare("kopt_state_read: first moment", read_moment);
+    o.first_moment_format = o.second_moment_format = KOPT_Q8;
+    make(o, KOPT_BF16, 1, 16384), compare("kopt_state_read: 8-bit first moment", read_moment);
+}
+
 int main(int count, char **arguments) {
     const char *const word = count > 1 ? arguments[1] : "";
     if ((room = malloc((size_t)32 * MOST + 64 * SPARE * (size_t)TENSORS)) == NULL) return 1;
     if (*word == 0 || strcmp(word, "average") == 0) bench_average();
     if (*word == 0 || strcmp(word, "fp16") == 0) bench_fp16();
     if (*word == 0 || strcmp(word, "odd") == 0) bench_odd();
+    if (*word == 0 || strcmp(word, "bytes") == 0) bench_bytes();
+    if (*word == 0 || strcmp(word, "compress") == 0) bench_compress();
     return 0;
 }

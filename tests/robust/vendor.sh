@@ -728,7 +728,8 @@ TEXT
     standard='#include <stddef.h>\n#include <stdint.h>\n#include <stdlib.h>\n#include <string.h>\n'
     standard="$standard#include <stdbool.h>\n#include <assert.h>\n"
     standard="$standard#ifdef __TINYC__\n#elif !defined(__cplusplus)\n#include <iso646.h>\n#include <complex.h>\n"
-    standard="$standard#include <tgmath.h>\n#else\n#include <cmath>\n#endif\n"
+    standard="$standard#include <tgmath.h>\n#else\n#include <cmath>\n#include <atomic>\n#include <cstring>\n"
+    standard="$standard#include <dlfcn.h>\n#endif\n"
     isa='#ifdef __TINYC__\n#elif defined(__x86_64__) || defined(__i386__)\n#include <immintrin.h>\n'
     isa="$isa#elif defined(__aarch64__)\n#include <arm_neon.h>\n#endif\n"
     printf "$standard$isa#include \"macros.h\"\n" >$out/before.c
@@ -755,7 +756,8 @@ TEXT
         check "users' macros do no harm: $c" $c -w -I. -I$out -c $out/after.c -o $out/macros.o
         [ "${c%% *}" = tcc ] && continue # its -dM prints nothing
         leaks after $c
-        case $c in *c++*) # the passes of nvcc for the host and the GPU
+        case $c in *c++*) # without nvcc, and its passes for the host and the GPU
+            leaks after_cuda $c
             leaks after_cuda $c -D__CUDACC__
             leaks after_cuda $c -D__CUDACC__ -D__CUDA_ARCH__=750 ;;
         esac

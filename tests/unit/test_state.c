@@ -129,9 +129,10 @@ static int writing_differs(int what) {
 
 static void check_writing(void) {
     static const char *const name[] = {"fp32", "bf16", "fp16"};
-    int format, rounding, what;
+    int format, rounding, what, isa;
     for (format = KOPT_F32; format <= KOPT_FP16; ++format) {
         int bad[3] = {0, 0, 0}, init = 0;
+        FOR_EACH_ISA(isa)
         for (rounding = 0; rounding < ROUNDINGS; ++rounding) {
             size_t i;
             opt = kopt_adamw(1e-3);
@@ -151,6 +152,32 @@ static void check_writing(void) {
            "%s written and read, subnormals kept: weights %d, first moments %d, second moments %d differ; init %d",
            name[format], bad[0], bad[1], bad[2], init);
     }
+}
+
+/* All 8-bit codes with any scale, in more blocks than are decoded at a time. */
+static void check_codes_read(void) {
+    static unsigned char block[64 + 2 * (N + 64)];
+    int isa, what, bad = 0;
+    uint32_t word = 5;
+    size_t i;
+    opt = kopt_adamw(1e-3), opt.first_moment_format = opt.second_moment_format = KOPT_Q8;
+    t = kopt_tensor_of(weight, KOPT_F32, NULL, KOPT_F32, N, block, sizeof block);
+    FOR_EACH_ISA(isa) {
+        bad += kopt_state_init(&opt, &t, 1, NULL) != KOPT_OK;
+        for (what = KOPT_SLOT_FIRST_MOMENT; what <= KOPT_SLOT_SECOND_MOMENT; ++what) {
+            const int square = what == KOPT_SLOT_SECOND_MOMENT;
+            unsigned char *const code = block + ref_layout_of(&opt, KOPT_F32, N).moment[square];
+            unsigned char *const scale = block + ref_layout_of(&opt, KOPT_F32, N).scale[square];
+            for (i = 0; i < N; ++i) code[i] = (unsigned char)(256 * uniform32(&word));
+            for (i = 0; i < (N + 63) / 64; ++i) scale[i] = (unsigned char)(i == 0 ? 255 : 256 * uniform32(&word));
+            bad += kopt_state_read(&opt, &t, (kopt_slot)what, (float *)(void *)(result + 1)) != KOPT_OK;
+            for (i = 0; i < N; ++i) {
+                const float x = ref_decoded(code[i], scale[i / 64], square);
+                bad += same_nan(ref_get(result + 1, 4, i)) != same_nan(ref_bits(x));
+            }
+        }
+    }
+    ok(!bad, "8-bit moments read: any code and scale, on every instruction set: %d differ", bad);
 }
 
 /* 8-bit moments, sections 6b and 8b: first moments up to 15/16 * 2^-126 are zero, second ones have roots down to the
@@ -466,6 +493,7 @@ int main(void) {
     fesetenv(FE_DFL_ENV); /* -Ofast starts with subnormals flushed, and the reference computes here */
     check_writing();
     check_stored_weights();
+    check_codes_read();
     check_least_scale();
     check_flushing();
     check_lists();

@@ -738,6 +738,9 @@ static void check_scaler_step(void) {
     bad += kopt_scaler_step(&s, &m.opt, m.t, 2, -1, &closure, NULL) != KOPT_ERROR_RANGE;
     m.t[1].state_size = 10, was.t[1].state_size = 10;
     bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_SIZE;
+    m.t[1].state_size = was.t[1].state_size = sizeof m.state[1];
+    s.scale = before.scale = 1.2e-38, m.opt.grad_scale = was.opt.grad_scale = 3.7; /* 3.08e38 */
+    bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 0, &closure, NULL) != KOPT_ERROR_RANGE;
     bad += memcmp(&m, &was, sizeof m) || memcmp(&s, &before, sizeof s);
     ok(!bad, "a scaled step that is refused calls no closure and changes nothing");
 }
