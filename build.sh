@@ -93,6 +93,11 @@ examples() {
     compress | demo) flags=-O3 libraries=-lm ;;
     clients) suffix=cpp compiler=${CXX:-c++} flags='-std=c++11 -O2 -pthread' ;;
     lockstep) flags='-O2 -ffp-contract=off -pthread' ;;
+    offload)
+        [ -n "$NVCC" ] || { echo "build.sh: offload needs CUDA (./build.sh setup installs nvcc)" >&2; exit 2; }
+        root=$(dirname "$(dirname "$(readlink -f "$(command -v "$NVCC")")")")
+        flags="-O2 -isystem $root/include" libraries="-L$root/lib64 -L$root/lib -lcudart_static -ldl -lrt -lpthread -lm"
+        ;;
     openmp) flags='-O2 -fopenmp' ;;
     threads) flags='-O2 -pthread' ;;
     zero1)

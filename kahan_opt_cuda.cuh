@@ -1,8 +1,8 @@
 /* kahan_opt_cuda.cuh - the steps of kahan_opt.h on a GPU: the same bits, many tensors in one launch - MIT-0 or public
    domain
 
-   DO THIS ONCE: in one .cu file, compiled by nvcc. That file gets a private copy of the parts of kahan_opt.h that it
-   needs.
+   DO THIS ONCE: in one .cu file, compiled by nvcc (or by another compiler: see kopt_cuda_use_ptx). That file gets a
+   private copy of the parts of kahan_opt.h that it needs.
 
        #define KAHAN_OPT_CUDA_IMPLEMENTATION
        #include "kahan_opt_cuda.cuh"
@@ -14,10 +14,8 @@
            kopt_cuda_group all = {opt, tensors, count};
            size_t size = kopt_cuda_plan_size(&all, 1);
            void *bytes = malloc(size), *device = NULL;
-           int good = cudaMalloc(&device, size) == cudaSuccess;
-           good = good && kopt_cuda_state_init(opt, tensors, count, NULL, NULL) == KOPT_OK;
-           return good && kopt_cuda_plan_build(plan, bytes, size, &all, 1) == KOPT_OK &&
-                  kopt_cuda_plan_upload(plan, device, NULL) == KOPT_OK && cudaStreamSynchronize(NULL) == cudaSuccess;
+           return cudaMalloc(&device, size) == cudaSuccess && !kopt_cuda_state_init(opt, tensors, count, NULL, NULL) &&
+                  !kopt_cuda_plan_build(plan, bytes, size, &all, 1) && !kopt_cuda_plan_upload(plan, device, NULL);
        }
 
    After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). At the end: cudaFree(plan.device)
@@ -109,7 +107,7 @@ typedef struct kopt_cuda_group {
     size_t count;
 } kopt_cuda_group;
 
-enum { KOPT_CUDA_KERNELS_ = 55 };
+enum { KOPT_CUDA_KERNELS_ = 62 };
 
 /* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep, on the host and in
    GPU memory, as long as you use the plan. */
@@ -122,7 +120,7 @@ typedef struct kopt_cuda_plan {
     size_t size;  /* of each, in bytes                                                                            */
     /* Only the library uses these: their names end in _. */
     size_t groups_, at_tensors_, at_tasks_, at_ratios_;
-    uint32_t tensors_, width_, grad_format_, stable_, rounds_, first_[KOPT_CUDA_KERNELS_ + 1];
+    uint32_t tensors_, width_, grad_format_, stable_, guards_, rounds_, first_[KOPT_CUDA_KERNELS_ + 1];
 } kopt_cuda_plan;
 
 /* The size of a plan in bytes: about 1,000 per group, 200 per tensor. 0 if a group is invalid. */
@@ -130,9 +128,9 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
 
 /* Checks everything that can be checked without reading device memory, and writes the plan to bytes: size bytes of host
    memory, aligned to 16, which later calls read. Needs no GPU. Keeps no pointer to its other arguments. Each group
-   begins at its opt->step. KOPT_FEEDBACK, and a tensor with counts or a stable_scale (the GPU measures it itself), give
-   KOPT_ERROR_OPTION. All tensors of the plan together must have fewer than 2^40 elements, a tensor with StableAdamW
-   fewer than 2^36; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
+   begins at its opt->step. In each tensor, counts must be NULL and stable_scale 0 (the GPU measures it itself);
+   otherwise KOPT_ERROR_OPTION. All tensors of the plan together must have fewer than 2^40 elements, a tensor with
+   StableAdamW fewer than 2^36; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                  const kopt_cuda_group *groups, size_t count);
 
@@ -140,6 +138,13 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byt
    16. So a GPU that lacks code for them (KOPT_ERROR_ISA) or room (KOPT_ERROR_DEVICE) is found here and not in a step,
    and a capture needs no step before it. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, void *stream);
+
+/* Only of an object without kernels, which a C++ compiler other than nvcc has made of this file (C++14): takes them
+   from PTX. All calls are then made by the driver of the system, that of CUDA 12.0 or a later one. ptx is what
+   `nvcc -ptx -arch=compute_75` makes of the same file with the same macros, or several such texts one after the other,
+   each with its NUL: size bytes in all, which stay where they are. A text is compiled when the first of its kernels is
+   loaded. Before this call, and after KOPT_ERROR_ISA (no driver, an older one, or no GPU), all others fail. */
+KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_use_ptx(const char *ptx, size_t size);
 
 /* For tensors that move: new addresses of weight, grad, state, arrays and copy of the tensors `first` to
    first + count - 1 of the plan, in the order of its lists. Their contents move with them, but a gradient may be a new
@@ -264,6 +269,7 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a
 #if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_)
 #define KOPT_CUDA_IMPLEMENTED_
 
+#ifdef __CUDACC__
 #ifdef __CUDACC_DEBUG__
 #error "nvcc -G makes 140 MB of PTX of this file, where everything is inlined: use -lineinfo in its place"
 #endif
@@ -292,16 +298,30 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_accumulator_read(const kopt_accumulator *a
 #define KOPT_PASS_ KOPT_PASS_CUDA_OCTET_
 #include KAHAN_OPT_SELF
 #undef KOPT_PASS_
+#else /* a compiler that does not know kernels: they are in a text of PTX, and the driver launches them */
+#include <atomic>
+#include <cstring>
+#ifdef _WIN32
+#include <windows.h>
+#define KOPT_CUDA_OPEN_ LoadLibraryA("nvcuda.dll")
+#define KOPT_CUDA_FIND_ reinterpret_cast<void *>(GetProcAddress(static_cast<HMODULE>(kopt_driver_.driver), name))
+#else
+#include <dlfcn.h>
+#define KOPT_CUDA_OPEN_ dlopen("libcuda.so.1", RTLD_NOW)
+#define KOPT_CUDA_FIND_ dlsym(kopt_driver_.driver, name)
+#endif
+typedef kopt_scalars_scalar_ kopt_scalars_cuda_; /* of the same layout */
+#endif
 
 /* ---- the data structures in GPU memory ---- */
 
 /* The bytes of the scalars that every kernel loads, a multiple of 16: all before slow_scale, with KAHAN_OPT_VMATH, too.
    With fewer, a kernel would take 0 for the others. */
 enum { KOPT_CUDA_SCALARS_ = 64 };
-typedef char kopt_cuda_scalars_fit_[offsetof(kopt_scalars_octet_, slow_scale) <= KOPT_CUDA_SCALARS_ ? 1 : -1];
+typedef char kopt_cuda_scalars_fit_[offsetof(kopt_scalars_cuda_, slow_scale) <= KOPT_CUDA_SCALARS_ ? 1 : -1];
 
 /* A group of the plan is two of these: that of the tensors with weight decay, and that of those with no_decay. */
-typedef struct __align__(16) kopt_cuda_group_ {
+typedef struct alignas(16) kopt_cuda_group_ {
     kopt_scalars_cuda_ k; /* of the current step. Kernels load its first KOPT_CUDA_SCALARS_ bytes as vectors */
     uint32_t step_number, unused;
     kopt_begun_ step;
@@ -325,15 +345,16 @@ typedef struct kopt_cuda_control_ {
 /* Element i of a tensor has position x = i + pad. Eight elements whose first position is a multiple of 8 are an octet;
    one thread steps an octet at a time. Except with 8-bit moments, where pad is 0, the position of an element is
    congruent to its global index modulo 256, so the 8 elements of an octet share one Philox block. */
-typedef struct __align__(16) kopt_cuda_tensor_ {
+typedef struct alignas(16) kopt_cuda_tensor_ {
     kopt_byte_ *weight, *grad, *copy, *state; /* state: NULL with arrays of the caller */
     kopt_byte_ *residual, *moment[4], *scale[4], *slow, *slow_residual;
+    kopt_byte_ *rates; /* FEEDBACK; NULL: the tensor has no guard, and beta1 and feedback are not read */
     uint64_t pad, end; /* position of the first element, and the position after the last */
     uint64_t first;    /* global index of position 0, modulo 2^64 */
     uint64_t complete; /* an octet is complete if the index of its first element, modulo 2^64, is below this */
     uint32_t id, group;
     /* base_scale is rate_scale without StableAdamW's factor, which changes with each step. */
-    float rate_scale, base_scale;
+    float rate_scale, base_scale, beta1, feedback;
     uint32_t ratio_plus_1; /* StableAdamW: index of its norm + 1, or 0 */
     uint8_t weight_format, grad_format, copy_format, weight_size, residual_size, moment_size[4];
     uint8_t arrays; /* its state is in arrays of the caller */
@@ -351,6 +372,141 @@ typedef struct kopt_cuda_arguments_ {
 
 enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROUND_ = 4096 /* elements of a round: 512 for each warp */ };
 
+enum { KOPT_PROLOGUE_PAIRS_ = 64, KOPT_PROLOGUE_THREADS_ = 2 * KOPT_PROLOGUE_PAIRS_ + 32 };
+
+/* ---- what kernels are there ---- */
+
+/* What is constant in a kernel: the format of the weights, that of the moments, and (but for KOPT_CUDA_ANY_) how
+   weights are rounded. HOW: */
+enum {
+    KOPT_CUDA_ADAM_, /* Adam with two moments, whose moments and compensations are rounded stochastically */
+    KOPT_CUDA_FEW_,  /* at most two moments, and nothing but weights, residuals and moments is stored */
+    KOPT_CUDA_ANY_,  /* all steps */
+    KOPT_CUDA_MIXED_ /* all steps, with moments of two formats: element by element, and no format is constant */
+};
+enum { KOPT_CUDA_VARIES_ = 9 };            /* in place of a rounding: it is not constant */
+enum { KOPT_CUDA_BF16_Q8_ = KOPT_Q8 + 1 }; /* in place of a format: bf16 first and 8-bit second moments */
+
+/* The kernels, X(weights, moments, rounding, how). A tensor takes the first that fits; the last one takes the rest. */
+#define KOPT_CUDA_ROUNDINGS_(X, weight, moment, how) \
+    X(weight, moment, KOPT_KAHAN, how)               \
+    X(weight, moment, KOPT_EXACT, how)               \
+    X(weight, moment, KOPT_COMPACT, how) X(weight, moment, KOPT_STOCHASTIC, how) X(weight, moment, KOPT_NEAREST, how)
+#define KOPT_CUDA_MOMENTS_(X, weight)                       \
+    X(weight, KOPT_F32, KOPT_CUDA_VARIES_, KOPT_CUDA_ANY_)  \
+    X(weight, KOPT_BF16, KOPT_CUDA_VARIES_, KOPT_CUDA_ANY_) \
+    X(weight, KOPT_FP16, KOPT_CUDA_VARIES_, KOPT_CUDA_ANY_) X(weight, KOPT_Q8, KOPT_CUDA_VARIES_, KOPT_CUDA_ANY_)
+#ifndef KOPT_CUDA_STEPS_ /* fewer of them, to try something */
+#define KOPT_CUDA_STEPS_(X)                                            \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_ADAM_)     \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_ADAM_)      \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_Q8, KOPT_CUDA_ADAM_)       \
+    X(KOPT_BF16, KOPT_CUDA_BF16_Q8_, KOPT_KAHAN, KOPT_CUDA_ADAM_)      \
+    X(KOPT_BF16, KOPT_CUDA_BF16_Q8_, KOPT_COMPACT, KOPT_CUDA_ADAM_)    \
+    X(KOPT_BF16, KOPT_CUDA_BF16_Q8_, KOPT_STOCHASTIC, KOPT_CUDA_ADAM_) \
+    X(KOPT_BF16, KOPT_CUDA_BF16_Q8_, KOPT_FEEDBACK, KOPT_CUDA_ADAM_)   \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_FP16, KOPT_FP16, KOPT_CUDA_ADAM_)     \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_FP16, KOPT_F32, KOPT_CUDA_ADAM_)      \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_FEW_)      \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_FEW_)       \
+    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_Q8, KOPT_CUDA_FEW_)        \
+    X(KOPT_BF16, KOPT_BF16, KOPT_FEEDBACK, KOPT_CUDA_ADAM_)            \
+    X(KOPT_BF16, KOPT_F32, KOPT_FEEDBACK, KOPT_CUDA_ADAM_)             \
+    X(KOPT_BF16, KOPT_Q8, KOPT_FEEDBACK, KOPT_CUDA_ADAM_)              \
+    X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_ADAM_)               \
+    X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_FEW_)                \
+    KOPT_CUDA_MOMENTS_(X, KOPT_F32)                                    \
+    KOPT_CUDA_MOMENTS_(X, KOPT_BF16)                                   \
+    KOPT_CUDA_MOMENTS_(X, KOPT_FP16)                                   \
+    X(KOPT_BF16, KOPT_Q8, KOPT_CUDA_VARIES_, KOPT_CUDA_MIXED_)
+#endif
+
+/* ---- the arguments of the other kernels, and the addresses of tensors ---- */
+
+typedef struct kopt_cuda_setting_ {
+    kopt_cuda_control_ *control;
+    kopt_cuda_group_ *group; /* the group of this setting, or the first of all groups */
+    kopt_cuda_options options;
+    kopt_optimizer opt;
+    uint32_t step, *counts, result;
+    int which; /* 0: options, 1: optimizer, 2: step; 3: an addition to counts, the count and the step of a sum;
+                  4: result, an error that stops the plan, or KOPT_OK, with which it goes on */
+} kopt_cuda_setting_;
+
+/* Is array p aligned for vectors where the first octet begins, after `lead` elements? */
+static KOPT_HOST_DEVICE_ int kopt_cuda_aligned_(const void *p, uint64_t lead, size_t size) {
+    return size == 0 || p == NULL || ((uintptr_t)p + lead * size) % (size == 1 ? 8 : 16) == 0;
+}
+
+/* A tensor's addresses: weight, grad, state, copy and, with arrays of the caller, KOPT_ARRAYS_ of them and rates. */
+enum { KOPT_CUDA_ADDRESSES_ = 5 + KOPT_ARRAYS_ };
+static void kopt_cuda_addresses_(void **to, const kopt_tensor *t) {
+    const kopt_state_arrays *const a = t->arrays;
+    int m;
+    to[0] = t->weight;
+    to[1] = t->grad;
+    to[2] = t->state;
+    to[3] = t->copy;
+    if (a == NULL) return;
+    for (m = 0; m < 4; m++) to[4 + m] = a->moment[m];
+    for (m = 0; m < 4; m++) to[8 + m] = a->scale[m];
+    to[12] = a->residual;
+    to[13] = a->slow;
+    to[14] = a->slow_residual;
+    to[15] = a->rates;
+}
+
+/* Gives a tensor these addresses. The arrays that it has keep their places in a block. */
+static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *const *to) {
+    const uint64_t lead = (8 - (t->pad & 7)) & 7;
+    kopt_byte_ **const inside[] = {&t->moment[0], &t->moment[1], &t->moment[2],    &t->moment[3],
+                                   &t->scale[0],  &t->scale[1],  &t->scale[2],     &t->scale[3],
+                                   &t->residual,  &t->slow,      &t->slow_residual};
+    const size_t size[] = {t->moment_size[0], t->moment_size[1], t->moment_size[2], t->moment_size[3], 0, 0, 0, 0,
+                           t->residual_size,  t->weight_size,    t->residual_size};
+    int wide, i;
+    t->weight = (kopt_byte_ *)to[0];
+    t->grad = (kopt_byte_ *)to[1];
+    t->copy = (kopt_byte_ *)to[3];
+    wide = kopt_cuda_aligned_(t->weight, lead, t->weight_size) &&
+           kopt_cuda_aligned_(t->grad, lead, t->grad_format == KOPT_F32 ? 4 : 2) &&
+           kopt_cuda_aligned_(t->copy, lead, t->copy_format == KOPT_F32 ? 4 : 2);
+    for (i = 0; i < KOPT_ARRAYS_; i++) {
+        if (*inside[i] != NULL)
+            *inside[i] = t->arrays ? (kopt_byte_ *)to[4 + i] : (kopt_byte_ *)to[2] + (*inside[i] - t->state);
+        wide = wide && kopt_cuda_aligned_(*inside[i], lead, size[i]);
+    }
+    if (t->rates != NULL) t->rates = t->arrays ? (kopt_byte_ *)to[15] : (kopt_byte_ *)to[2] + KOPT_RATES_;
+    t->state = (kopt_byte_ *)to[2];
+    t->wide = (uint8_t)wide;
+}
+
+enum { KOPT_CUDA_MOVES_ = 96 }; /* tensors without arrays, whose addresses fit into the arguments of one launch */
+typedef struct kopt_cuda_moves_ {
+    kopt_cuda_tensor_ *tensors;
+    const uint32_t *slots;         /* where the tensors of the list are in the order of their kernels */
+    uint32_t first, count, stride; /* stride: addresses of each tensor, 4 or KOPT_CUDA_ADDRESSES_ */
+    void *to[4 * KOPT_CUDA_MOVES_];
+} kopt_cuda_moves_;
+
+typedef struct kopt_cuda_accumulation_ {
+    kopt_cuda_tensor_ tensor;
+    kopt_begun_ step;
+    uint32_t count;         /* additions before this one */
+    const uint32_t *counts; /* NULL, or count and the step before this one, on the GPU */
+    kopt_byte_ *out;        /* of a sum that is read, fp32 */
+} kopt_cuda_accumulation_;
+
+typedef struct kopt_cuda_init_ {
+    kopt_cuda_tensor_ tensor;  /* its state is NULL if it has none */
+    const kopt_byte_ *weights; /* fp32, or NULL: the weights stay as they are */
+    kopt_format format;
+    kopt_rounding rounding;
+    int fresh; /* 0: only the copy is written */
+    kopt_byte_ header[KOPT_HEADER_];
+} kopt_cuda_init_;
+
+#ifdef __CUDACC__
 /* Hides from the compiler that x keeps its value. So the compiler recomputes or reloads what depends on x and keeps
    nothing of it in registers. */
 #define KOPT_CUDA_OPAQUE_(x, letter) asm volatile("" : "+" letter(x))
@@ -436,15 +592,10 @@ KOPT_CUDA_FN_ void kopt_cuda_store_one_(kopt_byte_ *p, size_t size, uint32_t a) 
     }
 }
 
-/* Element q of 8 elements that are packed as in memory, and setting it, in ascending order. */
+/* Element q of 8 elements that are packed as in memory. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_(const uint32_t *packed, size_t size, int q) {
     if (size == 4) return packed[q];
     return size == 2 ? packed[q >> 1] >> 16 * (q & 1) & 0xFFFFu : packed[q >> 2] >> 8 * (q & 3) & 0xFFu;
-}
-
-KOPT_CUDA_FN_ void kopt_cuda_insert_(uint32_t *packed, size_t size, int q, uint32_t a) {
-    const int each = 4 / (int)size, shift = 8 * (int)size * (q % each);
-    packed[q / each] = q % each == 0 ? a : packed[q / each] | a << shift;
 }
 
 /* The 1-byte residuals of COMPACT, and codes, are signed. */
@@ -488,7 +639,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     kind.moment_rounding = s->moment_rounding;
     kind.residual_rounding = s->residual_rounding;
     kind.moment_count = s->moment_count;
-    kind.feedback = 0; /* a constant: no kernel has it */
+    kind.feedback = 0;
     kind.nesterov = s->nesterov;
     return kind;
 }
@@ -525,6 +676,8 @@ KOPT_CUDA_FN_ uint4 kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ ki
     k.rate = kopt_mul_cuda_(k.rate, t->rate_scale);
     k.weight_decay = kopt_mul_cuda_(k.weight_decay, t->rate_scale);
     k.use_decay = kopt_as_u32_(k.weight_decay) != 0;
+    if (kind.feedback) k.beta1 = t->beta1;
+    if (kind.feedback) k.feedback = t->feedback;
     e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
     e.grad = kopt_cuda_load_one_(t->grad + i * grad_size, grad_size);
     e.residual = e.slow = e.slow_residual = 0;
@@ -639,16 +792,16 @@ KOPT_CUDA_FN_ void kopt_cuda_widen_all_(uint32_t x[8], kopt_format format) {
 /* Loads an octet of each array, all before it uses the first; 8-bit moments as codes. */
 KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, kopt_kind_ kind, uint64_t i,
                                        int sync) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.first);
-    const size_t residual_size = kopt_cuda_residual_size_(kind);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), residual_size = kopt_cuda_residual_size_(kind);
     int m;
     kopt_cuda_load_octet_(x->weight, t->weight, i, weight_size);
     kopt_cuda_load_octet_(x->residual, t->residual, i, residual_size);
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
         if (m < kind.moment_count) {
-            kopt_cuda_load_octet_(x->moment[m], t->moment[m], i, moment_size);
-            if (kind.first == KOPT_Q8) x->scale[m] = kopt_cuda_load_one_(kopt_cuda_scale_at_(t, m, i), 1);
+            kopt_cuda_load_octet_(x->moment[m], t->moment[m], i, kopt_bytes_of_(kopt_moment_format_(kind, m)));
+            if (kopt_moment_format_(kind, m) == KOPT_Q8)
+                x->scale[m] = kopt_cuda_load_one_(kopt_cuda_scale_at_(t, m, i), 1);
         }
     if (sync) {
         kopt_cuda_load_octet_(x->moment[2], t->slow, i, weight_size);
@@ -670,14 +823,13 @@ KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tens
 /* Stores them, but not 8-bit moments. */
 KOPT_CUDA_FN_ void kopt_cuda_store_all_(kopt_cuda_octet_ *x, const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g,
                                         kopt_kind_ kind, uint64_t i, int copies, int sync) {
-    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(kind.first);
-    const size_t residual_size = kopt_cuda_residual_size_(kind);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), residual_size = kopt_cuda_residual_size_(kind);
     uint32_t other[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int m, q;
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
-        if (m < kind.moment_count && kind.first != KOPT_Q8)
-            kopt_cuda_store_octet_(t->moment[m], i, moment_size, x->moment[m]);
+        if (m < kind.moment_count && kopt_moment_format_(kind, m) != KOPT_Q8)
+            kopt_cuda_store_octet_(t->moment[m], i, kopt_moment_bytes_(kind, m), x->moment[m]);
     if (g->k.zero_grad) kopt_cuda_store_octet_(t->grad, i, t->grad_format == KOPT_F32 ? 4 : 2, other);
     if (g->k.moments_only) return;
     kopt_cuda_store_octet_(t->weight, i, weight_size, x->weight);
@@ -692,23 +844,15 @@ KOPT_CUDA_FN_ void kopt_cuda_store_all_(kopt_cuda_octet_ *x, const kopt_cuda_ten
             if (format == KOPT_F32)
                 other[q] = w;
             else
-                kopt_cuda_insert_(other, 2, q, kopt_round_nearest16_octet_(w, format));
+                other[q / 2] |= kopt_round_nearest16_octet_(w, format) << 16 * (q % 2);
         }
         kopt_cuda_store_octet_(t->copy, i, format == KOPT_F32 ? 4 : 2, other);
     }
 }
 
-/* What is constant in a kernel: the format of the weights, that of the moments, and (but for KOPT_CUDA_ANY_) how
-   weights are rounded. HOW: */
-enum {
-    KOPT_CUDA_ADAM_, /* Adam with two moments, whose moments and compensations are rounded stochastically */
-    KOPT_CUDA_FEW_,  /* at most two moments, and nothing but weights, residuals and moments is stored */
-    KOPT_CUDA_ANY_,  /* all steps */
-    KOPT_CUDA_MIXED_ /* all steps, with moments of two formats: element by element, and no format is constant */
-};
-
 /* The scalars of a step for octets, with the rates of a tensor. */
-KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, int how) {
+KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g, int how,
+                                                     int feedback) {
     union {
         uint32_t words[sizeof(kopt_scalars_octet_) / 4];
         kopt_scalars_octet_ k;
@@ -721,6 +865,8 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
     if (how == KOPT_CUDA_FEW_) local.k.unrectified = g->k.unrectified;
     local.k.rate = kopt_mul_octet_(local.k.rate, kopt_as_u32_(t->rate_scale));
     local.k.weight_decay = kopt_mul_octet_(local.k.weight_decay, kopt_as_u32_(t->rate_scale));
+    if (feedback) local.k.beta1 = kopt_as_u32_(t->beta1);
+    if (feedback) local.k.feedback = kopt_as_u32_(t->feedback);
     local.k.use_scale = 1; /* the factor 1 changes no number */
     local.k.use_l2 = local.k.l2 != 0;
     local.k.use_decay = local.k.weight_decay != 0;
@@ -733,8 +879,7 @@ template <int PAIRS>
 KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, const kopt_scalars_octet_ *k,
                                         uint32_t w[4], uint32_t multiplier) {
     const kopt_format format = kopt_unbuffered_(kind.first);
-    const size_t weight_size = kopt_bytes_of_(kind.weight), moment_size = kopt_bytes_of_(format);
-    const size_t residual_size = kopt_cuda_residual_size_(kind);
+    const size_t weight_size = kopt_bytes_of_(kind.weight), residual_size = kopt_cuda_residual_size_(kind);
     const kopt_constants_octet_ c = kopt_make_constants_octet_();
     uint32_t largest[2] = {0, 0}, *const largest_moment = format == kind.weight ? largest : largest + 1;
     int pair, m, half;
@@ -751,10 +896,11 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
                                                                  rest, &compensation, largest);
             KOPT_UNROLL_
             for (m = 0; m < 4; m++) {
+                const kopt_format each = kopt_unbuffered_(kopt_moment_format_(kind, m));
                 const kopt_vf32_octet_ stored =
                     m >= kind.moment_count
                         ? 0
-                        : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], moment_size, half), format);
+                        : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], kopt_bytes_of_(each), half), each);
                 h.moments.x[m] = kopt_stores_root_(kind, m) ? kopt_mul_octet_(stored, stored) : stored;
             }
             update =
@@ -771,17 +917,22 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
             KOPT_UNROLL_
             for (m = 0; m < 4; m++) {
                 const kopt_vf32_octet_ new_value = kopt_stores_root_(kind, m) ? h.moments.root[m] : h.moments.x[m];
-                moment[m][half] = kind.first == KOPT_Q8     ? new_value
-                                  : kind.first == KOPT_F32  ? kopt_flush_f32_octet_(new_value)
-                                  : kind.first == KOPT_BF16 ? kopt_flush_octet_(h.u[m])
-                                                            : h.u[m];
+                const kopt_format each = kopt_moment_format_(kind, m);
+                moment[m][half] = each == KOPT_Q8     ? new_value
+                                  : each == KOPT_F32  ? kopt_flush_f32_octet_(new_value)
+                                  : each == KOPT_BF16 ? kopt_flush_octet_(h.u[m])
+                                                      : h.u[m];
             }
             residual[half] = 0;
             if (kind.weight == KOPT_F32) {
                 weight[half] = kopt_flush_f32_octet_(kopt_sub_octet_(old, update));
             } else {
-                weight[half] =
-                    kopt_commit_octet_(kind, old, compensation, update, number, &c, &residual[half], largest);
+                weight[half] = h.weight;
+                if (kind.feedback)
+                    largest[0] = kopt_imax_octet_(largest[0], h.largest);
+                else
+                    weight[half] =
+                        kopt_commit_octet_(kind, old, compensation, update, number, &c, &residual[half], largest);
                 if (kind.weight == KOPT_BF16 && kind.rounding < KOPT_COMPACT)
                     weight[half] = kopt_flush_octet_(weight[half]);
                 if (kind.weight == KOPT_BF16 && kind.rounding == KOPT_KAHAN)
@@ -791,8 +942,9 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
         KOPT_UNROLL_
         for (m = 0; m < 4; m++)
             if (m < kind.moment_count) {
-                kopt_cuda_put_(x->moment[m], moment_size, moment[m][0], moment[m][1]);
-                kopt_cuda_rotate_(x->moment[m], moment_size);
+                const size_t size = kopt_bytes_of_(kopt_unbuffered_(kopt_moment_format_(kind, m)));
+                kopt_cuda_put_(x->moment[m], size, moment[m][0], moment[m][1]);
+                kopt_cuda_rotate_(x->moment[m], size);
             }
         kopt_cuda_put_(x->weight, weight_size, weight[0], weight[1]);
         kopt_cuda_rotate_(x->weight, weight_size);
@@ -896,7 +1048,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
             const int square = kopt_is_square_(kind.rule, m);
             const int stochastic = kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC;
             uint32_t codes[2];
-            if (m >= kind.moment_count) continue;
+            if (m >= kind.moment_count || kopt_moment_format_(kind, m) != KOPT_Q8) continue;
             kopt_cuda_encode_octet_<PAIRS>(codes, x->moment[m], m, square, exponent[m], stochastic, w, multiplier);
             kopt_cuda_store_octet_(t->moment[m], i, 1, codes);
         }
@@ -918,11 +1070,15 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
 template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g) {
     kopt_kind_ kind = kopt_cuda_kind_(t, &g->step);
+    kind.feedback = HOW == KOPT_CUDA_MIXED_ ? kind.rounding == KOPT_FEEDBACK && kind.weight != KOPT_F32
+                                            : ROUNDING == (int)KOPT_FEEDBACK;
+    if (kind.feedback) kind.rounding = KOPT_STOCHASTIC;
     if (HOW == KOPT_CUDA_MIXED_) return kind;
     kind.weight = (kopt_format)WEIGHT;
-    kind.first = kind.second = (kopt_format)MOMENT;
+    kind.first = (kopt_format)(MOMENT == KOPT_CUDA_BF16_Q8_ ? (int)KOPT_BF16 : MOMENT);
+    kind.second = (kopt_format)(MOMENT == KOPT_CUDA_BF16_Q8_ ? (int)KOPT_Q8 : MOMENT);
     if (HOW == KOPT_CUDA_ANY_) return kind;
-    kind.rounding = (kopt_rounding)ROUNDING;
+    if (!kind.feedback) kind.rounding = (kopt_rounding)ROUNDING;
     if (HOW == KOPT_CUDA_FEW_) {
         if (kind.rule != KOPT_RULE_SGD && kind.rule != KOPT_RULE_LION && kind.rule != KOPT_RULE_ADAM_ATAN2)
             kind.rule = KOPT_RULE_ADAM;
@@ -942,7 +1098,7 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const ko
 template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
 KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index, uint64_t position, uint32_t w[4]) {
     enum { MIXED = HOW == KOPT_CUDA_MIXED_, ANY = HOW == KOPT_CUDA_ANY_ || MIXED };
-    enum { PAIRS = ANY ? 1 : 4, Q8 = MOMENT == KOPT_Q8 };
+    enum { PAIRS = ANY ? 1 : 4, Q8 = MOMENT >= KOPT_Q8 };
     const kopt_cuda_tensor_ *t = a->tensors + index;
     const kopt_cuda_group_ *g = a->groups + t->group;
     const uint64_t i = position - t->pad, e = t->first + position;
@@ -958,12 +1114,12 @@ KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index,
         kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
     }
     if (whole) {
-        const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g, HOW);
+        const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g, HOW, kind.feedback);
         if (ANY) sync = k.sync;
         kopt_cuda_load_all_(&x, t, kind, i, sync);
         KOPT_UNROLL_
         for (m = 0; m < 4; m++)
-            if (Q8 && m < kind.moment_count)
+            if (m < kind.moment_count && kopt_moment_format_(kind, m) == KOPT_Q8)
                 kopt_cuda_decode_octet_(x.moment[m], x.scale[m], kopt_is_square_(kind.rule, m));
 #define KOPT_CUDA_STEP_(which, count)                       \
     if (HOW == KOPT_CUDA_FEW_) kind.rule = (which);         \
@@ -1013,7 +1169,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index,
 template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
 static __global__ void
 __launch_bounds__(KOPT_THREADS_,
-                  HOW != KOPT_CUDA_ADAM_ || MOMENT == KOPT_Q8 || (WEIGHT == KOPT_FP16 && MOMENT == KOPT_F32) ? 2 : 3)
+                  HOW != KOPT_CUDA_ADAM_ || MOMENT >= KOPT_Q8 || (WEIGHT == KOPT_FP16 && MOMENT == KOPT_F32) ? 2 : 3)
     kopt_cuda_step_kernel_(const kopt_cuda_arguments_ a) {
     uint32_t task = blockIdx.x * KOPT_WARPS_ + (threadIdx.x >> 5), q;
     if (a.control->skip) return;
@@ -1045,43 +1201,8 @@ __launch_bounds__(KOPT_THREADS_,
     }
 }
 
-/* The kernels, X(weights, moments, rounding, how). A tensor takes the first that fits; the last one takes the rest. */
-#define KOPT_CUDA_ROUNDINGS_(X, weight, moment, how) \
-    X(weight, moment, KOPT_KAHAN, how)               \
-    X(weight, moment, KOPT_EXACT, how)               \
-    X(weight, moment, KOPT_COMPACT, how) X(weight, moment, KOPT_STOCHASTIC, how) X(weight, moment, KOPT_NEAREST, how)
-#define KOPT_CUDA_MOMENTS_(X, weight)        \
-    X(weight, KOPT_F32, -1, KOPT_CUDA_ANY_)  \
-    X(weight, KOPT_BF16, -1, KOPT_CUDA_ANY_) \
-    X(weight, KOPT_FP16, -1, KOPT_CUDA_ANY_) X(weight, KOPT_Q8, -1, KOPT_CUDA_ANY_)
-#ifndef KOPT_CUDA_STEPS_ /* fewer of them, to try something */
-#define KOPT_CUDA_STEPS_(X)                                        \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_ADAM_) \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_ADAM_)  \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_Q8, KOPT_CUDA_ADAM_)   \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_FP16, KOPT_FP16, KOPT_CUDA_ADAM_) \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_FP16, KOPT_F32, KOPT_CUDA_ADAM_)  \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_FEW_)  \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_FEW_)   \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_Q8, KOPT_CUDA_FEW_)    \
-    X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_ADAM_)           \
-    X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_FEW_)            \
-    KOPT_CUDA_MOMENTS_(X, KOPT_F32)                                \
-    KOPT_CUDA_MOMENTS_(X, KOPT_BF16)                               \
-    KOPT_CUDA_MOMENTS_(X, KOPT_FP16)                               \
-    X(KOPT_BF16, KOPT_Q8, -1, KOPT_CUDA_MIXED_)
-#endif
-
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group
         at a time; a lane of the last warp takes what all groups share ---- */
-
-enum { KOPT_PROLOGUE_PAIRS_ = 64, KOPT_PROLOGUE_THREADS_ = 2 * KOPT_PROLOGUE_PAIRS_ + 32 };
-
-/* What all groups share, in shared memory. */
-typedef struct kopt_cuda_shared_ {
-    double norm;
-    uint32_t result, skip;
-} kopt_cuda_shared_;
 
 KOPT_CUDA_FN_ double kopt_cuda_double_(float x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(x)); }
 
@@ -1122,14 +1243,16 @@ KOPT_CUDA_FN_ void kopt_cuda_store_step_(kopt_cuda_group_ *group, const kopt_beg
     if (!k.use_decay) k.weight_decay = 0;
     group->k = k;
     group->step_number = s->step;
-    group->step.nesterov = s->nesterov;
-    group->step.seed = s->seed;
+    group->step = *s;
     group->result = result;
 }
 
 static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
     kopt_cuda_prologue_kernel_(const kopt_cuda_arguments_ a) {
-    __shared__ kopt_cuda_shared_ shared;
+    __shared__ struct {
+        double norm;
+        uint32_t result, skip;
+    } shared; /* by all groups */
     kopt_cuda_control_ *const c = a.control;
     kopt_cuda_group_ *const groups = a.groups;
     const uint64_t count = c->groups;
@@ -1181,8 +1304,6 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
         are fp32, and four exponents (1 to 4, 5 to 8, ...) have three bins, each 64 after the other, for 18 bits each of
         their squares. The last bin counts infinities and NaNs ---- */
 
-KOPT_CUDA_FN_ int kopt_cuda_is16_(uint32_t all) { return all == KOPT_BF16 || all == KOPT_FP16; }
-
 /* The address in shared memory of a lane's slot in bin 0. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_column_(const uint32_t *slots, uint32_t lane) {
     return (uint32_t)__cvta_generic_to_shared(slots) + 4 * lane;
@@ -1221,14 +1342,6 @@ KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t column, uint32_t x, int fini
     kopt_cuda_add_slot_(address, (uint32_t)square & 0x3FFFFu);
     kopt_cuda_add_slot_(address + 64 * 128, (uint32_t)(square >> 18) & 0x3FFFFu);
     kopt_cuda_add_slot_(address + 128 * 128, (uint32_t)(square >> 36));
-}
-
-/* A gradient of any format, as stored. */
-KOPT_CUDA_FN_ void kopt_cuda_add_square_(uint32_t column, uint32_t x, kopt_format format, uint32_t all) {
-    if (kopt_cuda_is16_(all))
-        kopt_cuda_add_square16_(column, x, all, 0);
-    else
-        kopt_cuda_add_square32_(column, kopt_as_u32_(kopt_widen_cuda_(x, format)), 0);
 }
 
 /* An octet of 16-bit gradients, packed. One test finds infinities and NaNs. */
@@ -1289,7 +1402,11 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     KOPT_ROLL_
     for (k = 0; k < a->width / 32; k++) {
         const uint64_t at = i + 256 * (k >> 3) + (k & 7);
-        if (at < n) kopt_cuda_add_square_(column, kopt_cuda_load_one_(t->grad + at * size, size), format, ALL);
+        const uint32_t x = at < n ? kopt_cuda_load_one_(t->grad + at * size, size) : 0;
+        if (ALL == 3)
+            kopt_cuda_add_square32_(column, kopt_as_u32_(kopt_widen_cuda_(x, format)), 0);
+        else
+            kopt_cuda_add_square16_(column, x, ALL, 0);
     }
 }
 
@@ -1337,9 +1454,9 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_rounds_(uint32_t all) { return all == KOPT_BF16
 template <int ALL>
 static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
     __shared__ __align__(16) uint32_t slots[256 * 32];
-    __shared__ uint32_t last;
     const uint32_t thread = threadIdx.x, column = kopt_cuda_column_(slots, thread & 31);
     uint64_t sum = 0; /* of bin number `thread` */
+    int last = 0;
     uint32_t rounds = 0, base = blockIdx.x * KOPT_WARPS_, i;
     for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
@@ -1362,8 +1479,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kerne
         last = atomicAdd(&a.control->arrived, 1u) == gridDim.x - 1;
         __threadfence();
     }
-    __syncthreads();
-    if (!last) return;
+    if (!__syncthreads_or(last)) return; /* with a word more of shared memory, one block would fit a T4 and not two */
     kopt_cuda_deliver_(&a.control->norm, a.control->bins[thread], thread, ALL);
     __threadfence();
     __syncthreads();
@@ -1390,11 +1506,6 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_ratio_(const kopt_cuda_tensor_ *t, const kopt_c
     return kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &g->k, &e));
 }
 
-/* What the ratios of a complete octet need, as loaded: gradients, second moments, and their scale. */
-typedef struct kopt_cuda_pending_ {
-    uint32_t grad[8], v[8], scale;
-} kopt_cuda_pending_;
-
 KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32_t index, uint32_t round,
                                            uint32_t thread, uint32_t column) {
     const kopt_cuda_tensor_ *const t = a->tensors + index;
@@ -1405,8 +1516,10 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
     const uint64_t i = (uint64_t)round * KOPT_ROUND_ + (thread >> 5) * 512 + 8 * (thread & 31);
     uint32_t half, q;
     if (i < n && n - i >= 256 + 8 && t->pad % 8 == 0 && t->wide && !g->k.use_l2) {
-        const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g, KOPT_CUDA_ADAM_);
-        kopt_cuda_pending_ p[2];
+        const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g, KOPT_CUDA_ADAM_, 0);
+        struct {
+            uint32_t grad[8], v[8], scale;
+        } p[2]; /* what the ratios of two octets need, as loaded */
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
             kopt_cuda_load_octet_(p[half].grad, t->grad, i + 256 * half, kopt_bytes_of_((kopt_format)t->grad_format));
@@ -1456,26 +1569,21 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 3) kopt_cuda_measure_ker
     }
 }
 
-/* The rates of the tensors of StableAdamW. */
+/* What differs between tensors: the rates with StableAdamW, and FEEDBACK's guard. */
 static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_factor_kernel_(const kopt_cuda_arguments_ a) {
     const uint32_t index = blockIdx.x * KOPT_THREADS_ + threadIdx.x;
     kopt_cuda_tensor_ *const t = a.tensors + index;
-    if (index < a.tensor_count && t->ratio_plus_1 != 0)
+    if (a.control->skip || index >= a.tensor_count) return;
+    if (t->rates != NULL) {
+        const kopt_begun_ *const s = &a.groups[t->group].step;
+        kopt_guard_(s, t->rates, kopt_mul_cuda_(s->rate, t->base_scale), 1, &t->beta1, &t->feedback);
+    }
+    if (t->ratio_plus_1 != 0)
         t->rate_scale =
             kopt_mul_cuda_(t->base_scale, kopt_stable_from_norm_(a.ratios + (t->ratio_plus_1 - 1), t->end - t->pad));
 }
 
 /* ---- settings, and tensors that move ---- */
-
-typedef struct kopt_cuda_setting_ {
-    kopt_cuda_control_ *control;
-    kopt_cuda_group_ *group; /* the group of this setting, or the first of all groups */
-    kopt_cuda_options options;
-    kopt_optimizer opt;
-    uint32_t step, *counts, result;
-    int which; /* 0: options, 1: optimizer, 2: step; 3: an addition to counts, the count and the step of a sum;
-                  4: result, an error that stops the plan, or KOPT_OK, with which it goes on */
-} kopt_cuda_setting_;
 
 static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) {
     const int full = s.which == 3 && (s.counts[0] == 0xFFFFFFFFu || s.counts[1] == 0xFFFFFFFFu);
@@ -1498,60 +1606,6 @@ static __global__ void kopt_cuda_setting_kernel_(const kopt_cuda_setting_ s) {
     }
 }
 
-/* Is array p aligned for vectors where the first octet begins, after `lead` elements? */
-static KOPT_HOST_DEVICE_ int kopt_cuda_aligned_(const void *p, uint64_t lead, size_t size) {
-    return size == 0 || p == NULL || ((uintptr_t)p + lead * size) % (size == 1 ? 8 : 16) == 0;
-}
-
-/* The addresses of a tensor: weight, grad, state, copy and, if it has arrays of the caller, KOPT_ARRAYS_ of these. */
-enum { KOPT_CUDA_ADDRESSES_ = 4 + KOPT_ARRAYS_ };
-static void kopt_cuda_addresses_(void **to, const kopt_tensor *t) {
-    const kopt_state_arrays *const a = t->arrays;
-    int m;
-    to[0] = t->weight;
-    to[1] = t->grad;
-    to[2] = t->state;
-    to[3] = t->copy;
-    if (a == NULL) return;
-    for (m = 0; m < 4; m++) to[4 + m] = a->moment[m];
-    for (m = 0; m < 4; m++) to[8 + m] = a->scale[m];
-    to[12] = a->residual;
-    to[13] = a->slow;
-    to[14] = a->slow_residual;
-}
-
-/* Gives a tensor these addresses. The arrays that it has keep their places in a block. */
-static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *const *to) {
-    const uint64_t lead = (8 - (t->pad & 7)) & 7;
-    kopt_byte_ **const inside[] = {&t->moment[0], &t->moment[1], &t->moment[2],    &t->moment[3],
-                                   &t->scale[0],  &t->scale[1],  &t->scale[2],     &t->scale[3],
-                                   &t->residual,  &t->slow,      &t->slow_residual};
-    const size_t size[] = {t->moment_size[0], t->moment_size[1], t->moment_size[2], t->moment_size[3], 0, 0, 0, 0,
-                           t->residual_size,  t->weight_size,    t->residual_size};
-    int wide, i;
-    t->weight = (kopt_byte_ *)to[0];
-    t->grad = (kopt_byte_ *)to[1];
-    t->copy = (kopt_byte_ *)to[3];
-    wide = kopt_cuda_aligned_(t->weight, lead, t->weight_size) &&
-           kopt_cuda_aligned_(t->grad, lead, t->grad_format == KOPT_F32 ? 4 : 2) &&
-           kopt_cuda_aligned_(t->copy, lead, t->copy_format == KOPT_F32 ? 4 : 2);
-    for (i = 0; i < KOPT_ARRAYS_; i++) {
-        if (*inside[i] != NULL)
-            *inside[i] = t->arrays ? (kopt_byte_ *)to[4 + i] : (kopt_byte_ *)to[2] + (*inside[i] - t->state);
-        wide = wide && kopt_cuda_aligned_(*inside[i], lead, size[i]);
-    }
-    t->state = (kopt_byte_ *)to[2];
-    t->wide = (uint8_t)wide;
-}
-
-enum { KOPT_CUDA_MOVES_ = 96 }; /* tensors without arrays, whose addresses fit into the arguments of one launch */
-typedef struct kopt_cuda_moves_ {
-    kopt_cuda_tensor_ *tensors;
-    const uint32_t *slots;         /* where the tensors of the list are in the order of their kernels */
-    uint32_t first, count, stride; /* stride: addresses of each tensor, 4 or KOPT_CUDA_ADDRESSES_ */
-    void *to[4 * KOPT_CUDA_MOVES_];
-} kopt_cuda_moves_;
-
 static __global__ void kopt_cuda_move_kernel_(const kopt_cuda_moves_ m) {
     const uint32_t i = threadIdx.x;
     if (i < m.count) kopt_cuda_place_(m.tensors + m.slots[m.first + i], m.to + i * m.stride);
@@ -1559,15 +1613,6 @@ static __global__ void kopt_cuda_move_kernel_(const kopt_cuda_moves_ m) {
 
 /* ---- accumulation: a step of SGD whose weights are the sums. The rate is 1, and the scale is negated ---- */
 
-typedef struct kopt_cuda_accumulation_ {
-    kopt_cuda_tensor_ tensor;
-    kopt_begun_ step;
-    uint32_t count;         /* additions before this one */
-    const uint32_t *counts; /* NULL, or count and the step before this one, on the GPU */
-    kopt_byte_ *out;        /* of a sum that is read, fp32 */
-} kopt_cuda_accumulation_;
-
-/* ROUNDING: -1: that of the sum. */
 template <int WEIGHT, int ROUNDING>
 static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
     kopt_cuda_accumulate_kernel_(const kopt_cuda_accumulation_ a) {
@@ -1582,7 +1627,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
     if (a.counts != NULL && (number == 0 || count == 0xFFFFFFFFu)) return;
     kind.weight = kind.first = kind.second = (kopt_format)WEIGHT;
     kind.moment_count = 0;
-    if (ROUNDING >= 0) kind.rounding = (kopt_rounding)ROUNDING;
+    if (ROUNDING != KOPT_CUDA_VARIES_) kind.rounding = (kopt_rounding)ROUNDING;
     for (; position < t->end; position += (uint64_t)gridDim.x * 8 * KOPT_THREADS_) {
         const uint64_t i = position - t->pad, e = t->first + position;
         uint32_t w[4] = {0, 0, 0, 0}, q;
@@ -1595,7 +1640,9 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
                 if (count == 0 && q < 4) x.residual[q] = 0;
             }
             if (kopt_needs_random_(kind)) kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
-            if (kopt_cuda_step_octet_ < ROUNDING<0 ? 1 : 4>(&x, kind, &k, w, kopt_random_multiplier_(e))) {
+            if (kopt_cuda_step_octet_ < ROUNDING == KOPT_CUDA_VARIES_
+                    ? 1
+                    : 4 > (&x, kind, &k, w, kopt_random_multiplier_(e))) {
                 kopt_cuda_store_octet_(t->weight, i, t->weight_size, x.weight);
                 kopt_cuda_store_octet_(t->residual, i, t->residual_size, x.residual);
                 continue;
@@ -1627,106 +1674,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_read_kernel_(c
     }
 }
 
-/* ---- launches ---- */
-
-static kopt_result kopt_cuda_result_(cudaError_t error) {
-    switch (static_cast<int>(error)) {
-    case cudaSuccess: return KOPT_OK;
-    case cudaErrorNoDevice:
-    case cudaErrorInsufficientDriver:
-    case cudaErrorSystemDriverMismatch:
-    case cudaErrorStubLibrary:
-    case cudaErrorInvalidDeviceFunction:
-    case cudaErrorNoKernelImageForDevice: return KOPT_ERROR_ISA;
-    default: return KOPT_ERROR_DEVICE;
-    }
-}
-
-/* Launches a kernel with one argument. */
-template <class Argument>
-static kopt_result kopt_cuda_launch_(void (*kernel)(Argument), Argument &argument, uint32_t blocks, uint32_t threads,
-                                     void *stream) {
-    void *arguments[] = {&argument};
-    return kopt_cuda_result_(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(blocks), dim3(threads),
-                                              arguments, 0, static_cast<cudaStream_t>(stream)));
-}
-
-/* Loads a kernel, which CUDA may do at its first launch otherwise. */
-template <class Argument> static kopt_result kopt_cuda_load_(void (*kernel)(Argument)) {
-    cudaFuncAttributes attributes;
-    return kopt_cuda_result_(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(kernel)));
-}
-
-static kopt_result kopt_cuda_clear_memory_(void *p, size_t size, void *stream) {
-    return kopt_cuda_result_(cudaMemsetAsync(p, 0, size, static_cast<cudaStream_t>(stream)));
-}
-
-static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, cudaMemcpyKind direction, void *stream) {
-    return kopt_cuda_result_(cudaMemcpyAsync(to, from, size, direction, static_cast<cudaStream_t>(stream)));
-}
-
-/* For calls that no graph should repeat. */
-static kopt_result kopt_cuda_refuse_capture_(void *stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    const kopt_result result = kopt_cuda_result_(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
-    return result == KOPT_OK && status != cudaStreamCaptureStatusNone ? KOPT_ERROR_CAPTURE : result;
-}
-
-/* At most as many thread blocks of a kernel as the GPU runs at once: each clears shared memory first and ends with
-   atomic additions. */
-static uint32_t kopt_cuda_resident_(const void *kernel, uint32_t blocks) {
-    int device = 0, processors = 0, each = 0;
-    uint32_t all = 1024; /* if CUDA does not say */
-    if (cudaGetDevice(&device) == cudaSuccess &&
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, KOPT_THREADS_, 0) == cudaSuccess &&
-        processors > 0 && each > 0)
-        all = static_cast<uint32_t>(processors) * static_cast<uint32_t>(each);
-    return blocks < all ? blocks : all;
-}
-
-/* The number of thread blocks for so many threads; each thread takes more if that is too many. */
-static uint32_t kopt_cuda_grid_(uint64_t threads) {
-    const uint64_t blocks = (threads + KOPT_THREADS_ - 1) / KOPT_THREADS_;
-    return blocks < 0x7FFFFFFFu ? (uint32_t)blocks : 0x7FFFFFFFu;
-}
-
 /* ---- state blocks: one thread for each element ---- */
-
-typedef struct kopt_cuda_init_ {
-    kopt_cuda_tensor_ tensor;  /* its state is NULL if it has none */
-    const kopt_byte_ *weights; /* fp32, or NULL: the weights stay as they are */
-    kopt_format format;
-    kopt_rounding rounding;
-    int fresh; /* 0: only the copy is written */
-    kopt_byte_ header[KOPT_HEADER_];
-} kopt_cuda_init_;
-
-/* As kopt_write_weight_(): rounds the fp32 value with these bits. Returns the weight. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_init_weight_(kopt_format format, kopt_rounding rounding, uint32_t bits,
-                                              uint32_t *residual) {
-    const uint32_t infinity = format == KOPT_BF16 ? 0x7F80u : 0x7C00u;
-    const float x = kopt_as_f32_(bits);
-    uint32_t u;
-    *residual = 0;
-    if (format == KOPT_F32) return bits;
-    if (rounding == KOPT_EXACT || rounding == KOPT_COMPACT) {
-        u = kopt_extended_cuda_(x, format, NULL);
-        if (rounding == KOPT_COMPACT) u = (u + 0x80u) & 0xFFFFFF00u;
-        *residual = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
-        u = (u + 0x8000u) >> 16;
-    } else if (rounding == KOPT_KAHAN) {
-        float compensation;
-        u = kopt_round_kahan16_cuda_(x, format);
-        compensation = kopt_sub_(x, kopt_widen_cuda_(u, format));
-        if (format == KOPT_FP16) compensation = kopt_mul_(compensation, 2048);
-        *residual = kopt_round_nearest16_cuda_(compensation, format);
-    } else {
-        return kopt_round_nearest16_cuda_(x, format);
-    }
-    if ((u & infinity) == infinity) *residual = 0;
-    return u;
-}
 
 static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(const kopt_cuda_init_ k) {
     const kopt_cuda_tensor_ *const t = &k.tensor;
@@ -1737,7 +1685,8 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(c
     for (; i < n; i += all) {
         uint32_t weight, residual = 0;
         if (k.weights != NULL) {
-            weight = kopt_cuda_init_weight_(k.format, k.rounding, kopt_cuda_load_one_(k.weights + 4 * i, 4), &residual);
+            weight =
+                kopt_split_weight_cuda_(k.rounding, k.format, kopt_cuda_load_one_(k.weights + 4 * i, 4), &residual);
             kopt_cuda_store_one_(t->weight + i * size, size, weight);
         } else {
             weight = kopt_cuda_load_one_(t->weight + i * size, size);
@@ -1757,12 +1706,177 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(c
     }
 }
 
+typedef void kopt_cuda_entry_(kopt_cuda_arguments_);
+typedef void kopt_cuda_sum_(kopt_cuda_accumulation_);
+#else
+/* A kernel, in place of the function of this name: its name in the PTX, where the digits of a template are zeros. */
+typedef struct kopt_cuda_code_ {
+    const char *name;
+    int arguments[4] = {};
+    std::atomic<void *> handle{NULL}; /* of the driver, for all GPUs, once it is loaded */
+} kopt_cuda_code_, kopt_cuda_entry_, kopt_cuda_sum_;
+static kopt_cuda_code_ kopt_cuda_prologue_kernel_[1] = {{"_Z26kopt_cuda_prologue_kernel_20kopt_cuda_arguments_"}};
+static kopt_cuda_code_ kopt_cuda_measure_kernel_[1] = {{"_Z25kopt_cuda_measure_kernel_20kopt_cuda_arguments_"}};
+static kopt_cuda_code_ kopt_cuda_factor_kernel_[1] = {{"_Z24kopt_cuda_factor_kernel_20kopt_cuda_arguments_"}};
+static kopt_cuda_code_ kopt_cuda_setting_kernel_[1] = {{"_Z25kopt_cuda_setting_kernel_18kopt_cuda_setting_"}};
+static kopt_cuda_code_ kopt_cuda_move_kernel_[1] = {{"_Z22kopt_cuda_move_kernel_16kopt_cuda_moves_"}};
+static kopt_cuda_code_ kopt_cuda_read_kernel_[1] = {{"_Z22kopt_cuda_read_kernel_23kopt_cuda_accumulation_"}};
+static kopt_cuda_code_ kopt_cuda_init_kernel_[1] = {{"_Z22kopt_cuda_init_kernel_15kopt_cuda_init_"}};
+#define KOPT_CUDA_CODES_(length, name, rest) \
+    template <int... N> static kopt_cuda_code_ name[1] = {{"_Z" #length #name rest, {N...}}};
+KOPT_CUDA_CODES_(22, kopt_cuda_step_kernel_, "ILi0ELi0ELi0ELi0EEv20kopt_cuda_arguments_")
+KOPT_CUDA_CODES_(23, kopt_cuda_stats_kernel_, "ILi0EEv20kopt_cuda_arguments_")
+KOPT_CUDA_CODES_(28, kopt_cuda_accumulate_kernel_, "ILi0ELi0EEv23kopt_cuda_accumulation_")
+#endif
+
+/* ---- launches ---- */
+
+/* The result of a call of the runtime or of the driver, whose codes are the same numbers. KOPT_ERROR_ISA: a stub of a
+   driver, one that is too old or missing, or not the system's; no such kernel; no GPU; no code for it; PTX that is too
+   new for the driver. */
+static kopt_result kopt_cuda_result_(int error) {
+    static const int isa[] = {34, 35, 803, 98, 100, 209, 222};
+    size_t i;
+    for (i = 0; i < sizeof isa / sizeof *isa; i++)
+        if (error == isa[i]) return KOPT_ERROR_ISA;
+    return error == 0 ? KOPT_OK : KOPT_ERROR_DEVICE;
+}
+
+#ifdef __CUDACC__ /* by CUDA's runtime */
+/* Launches a kernel with one argument. */
+template <class Argument>
+static kopt_result kopt_cuda_launch_(void (*kernel)(Argument), Argument &argument, uint32_t blocks, uint32_t threads,
+                                     void *stream) {
+    void *arguments[] = {&argument};
+    return kopt_cuda_result_(cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(blocks), dim3(threads),
+                                              arguments, 0, static_cast<cudaStream_t>(stream)));
+}
+
+/* Loads a kernel, which CUDA may do at its first launch otherwise. */
+template <class Kernel> static kopt_result kopt_cuda_load_(Kernel *kernel) {
+    cudaFuncAttributes attributes;
+    return kopt_cuda_result_(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(kernel)));
+}
+
+static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, int to_host, void *stream) {
+    return kopt_cuda_result_(cudaMemcpyAsync(to, from, size, to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
+                                             static_cast<cudaStream_t>(stream)));
+}
+
+/* At most as many thread blocks of a kernel as the GPU runs at once: each clears shared memory first and ends with
+   atomic additions. */
+template <class Kernel> static uint32_t kopt_cuda_resident_(Kernel *kernel, uint32_t blocks) {
+    const void *const k = reinterpret_cast<const void *>(kernel);
+    int device = 0, processors = 0, each = 0;
+    if (cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess)
+        (void)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, k, KOPT_THREADS_, 0);
+    each = each > 0 ? each * processors : 1024; /* if CUDA does not say */
+    return blocks < (uint32_t)each ? blocks : (uint32_t)each;
+}
+
+#define KOPT_CUDA_CALL_(runtime, driver, ...) kopt_cuda_result_(runtime(__VA_ARGS__))
+typedef cudaStreamCaptureStatus kopt_cuda_capture_;
+typedef cudaStream_t kopt_cuda_stream_;
+#else /* by the driver: the same functions */
+static struct {
+    void *driver;
+    const char *ptx, *end;
+    std::atomic<void *> library; /* the last text that was loaded */
+} kopt_driver_;
+
+/* Calls a function of the driver. An address on the GPU is an integer of 64 bits there. */
+template <class... Arguments> static int kopt_cuda_ask_(const char *name, Arguments... arguments) {
+    int (*f)(Arguments...) = NULL;
+    if (kopt_driver_.driver != NULL) f = reinterpret_cast<int (*)(Arguments...)>(KOPT_CUDA_FIND_);
+    return f == NULL ? 35 : f(arguments...);
+}
+
+/* The same on a GPU: as with CUDA's runtime, a thread that has chosen none uses the first one. */
+template <class... Arguments> static kopt_result kopt_cuda_call_(const char *name, Arguments... arguments) {
+    void *context = NULL;
+    int error = kopt_cuda_ask_("cuCtxGetCurrent", &context);
+    if (error == 0 && context == NULL) {
+        error = kopt_cuda_ask_("cuDevicePrimaryCtxRetain", &context, 0);
+        if (error == 0) error = kopt_cuda_ask_("cuCtxSetCurrent", context);
+    }
+    return kopt_cuda_result_(error != 0 ? error : kopt_cuda_ask_(name, arguments...));
+}
+
+KOPT_CUDA_API_ kopt_result kopt_cuda_use_ptx(const char *ptx, size_t size) {
+    if (ptx == NULL || size == 0) return KOPT_ERROR_NULL;
+    if (ptx[size - 1] != 0) return KOPT_ERROR_BOUNDS;
+    kopt_driver_.driver = KOPT_CUDA_OPEN_;
+    kopt_driver_.ptx = ptx;
+    kopt_driver_.end = ptx + size;
+    return kopt_cuda_result_(kopt_cuda_ask_("cuInit", 0u));
+}
+
+/* Loads a kernel, on this GPU: from the text that was loaded last, if it has it. */
+static kopt_result kopt_cuda_load_(kopt_cuda_code_ *code) {
+    void *library = kopt_driver_.library, *handle = code->handle, *function, *const none = NULL;
+    const char *text = kopt_driver_.ptx;
+    kopt_result result = KOPT_OK;
+    char name[80], *p;
+    int i = 0;
+    if (handle != NULL) return kopt_cuda_call_("cuKernelGetFunction", &function, handle);
+    memcpy(name, code->name, strlen(code->name) + 1);
+    for (p = strstr(name, "Li"); p != NULL && *p == 'L'; p += 4) p[2] = static_cast<char>('0' + code->arguments[i++]);
+    while (text != kopt_driver_.end && strstr(text, name) == NULL) text += strlen(text) + 1;
+    if (text == kopt_driver_.end) return KOPT_ERROR_ISA;
+    if (library == NULL || kopt_cuda_ask_("cuLibraryGetKernel", &handle, library, name) != 0) {
+        result = kopt_cuda_call_("cuLibraryLoadData", &library, text, none, none, 0u, none, none, 0u);
+        if (result == KOPT_OK) result = kopt_cuda_call_("cuLibraryGetKernel", &handle, library, name);
+        if (result == KOPT_OK) kopt_driver_.library = library;
+    }
+    if (result != KOPT_OK) return result;
+    code->handle = handle;
+    return kopt_cuda_load_(code);
+}
+
+template <class Argument>
+static kopt_result kopt_cuda_launch_(kopt_cuda_code_ *code, Argument &argument, uint32_t blocks, uint32_t threads,
+                                     void *stream) {
+    void *arguments[] = {&argument}, **const list = arguments, **const none = NULL;
+    const kopt_result result = code->handle != NULL ? KOPT_OK : kopt_cuda_load_(code);
+    if (result != KOPT_OK) return result;
+    return kopt_cuda_call_("cuLaunchKernel", code->handle.load(), blocks, 1u, 1u, threads, 1u, 1u, 0u, stream, list,
+                           none);
+}
+
+static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, int to_host, void *stream) {
+    return kopt_cuda_call_(to_host ? "cuMemcpyDtoHAsync_v2" : "cuMemcpyHtoDAsync_v2", to, from, size, stream);
+}
+
+#define KOPT_CUDA_CALL_(runtime, driver, ...) kopt_cuda_call_(driver, __VA_ARGS__)
+typedef int kopt_cuda_capture_;
+typedef void *kopt_cuda_stream_;
+static uint32_t kopt_cuda_resident_(const kopt_cuda_code_ *, uint32_t blocks) { return blocks < 1024 ? blocks : 1024; }
+#endif
+
+static kopt_result kopt_cuda_clear_memory_(void *p, size_t size, void *stream) {
+    return KOPT_CUDA_CALL_(cudaMemsetAsync, "cuMemsetD8Async", p, 0, size, static_cast<kopt_cuda_stream_>(stream));
+}
+
+/* For calls that no graph should repeat. */
+static kopt_result kopt_cuda_refuse_capture_(void *stream) {
+    kopt_cuda_capture_ status = static_cast<kopt_cuda_capture_>(0);
+    const kopt_result result =
+        KOPT_CUDA_CALL_(cudaStreamIsCapturing, "cuStreamIsCapturing", static_cast<kopt_cuda_stream_>(stream), &status);
+    return result == KOPT_OK && status != 0 ? KOPT_ERROR_CAPTURE : result;
+}
+
+/* The number of thread blocks for so many threads; each thread takes more if that is too many. */
+static uint32_t kopt_cuda_grid_(uint64_t threads) {
+    const uint64_t blocks = (threads + KOPT_THREADS_ - 1) / KOPT_THREADS_;
+    return blocks < 0x7FFFFFFFu ? (uint32_t)blocks : 0x7FFFFFFFu;
+}
+
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
 static size_t kopt_cuda_align16_(size_t x) { return (x + 15) & ~(size_t)15; }
 
 /* The kernels of steps, by number, and what is constant in each. */
-typedef void kopt_cuda_entry_(kopt_cuda_arguments_);
 typedef struct kopt_cuda_kernel_ {
     kopt_cuda_entry_ *kernel;
     int weight, moment, rounding, how;
@@ -1775,24 +1889,25 @@ typedef char
     kopt_cuda_kernels_fit_[sizeof kopt_cuda_kernels_ / sizeof *kopt_cuda_kernels_ <= KOPT_CUDA_KERNELS_ ? 1 : -1];
 
 /* The kernels of sums: those that add, by format and rounding, and the one that reads. */
-static void (*const kopt_cuda_sum_kernels_[])(kopt_cuda_accumulation_) = {
-    kopt_cuda_accumulate_kernel_<KOPT_F32, KOPT_NEAREST>, kopt_cuda_accumulate_kernel_<KOPT_FP16, -1>,
-    kopt_cuda_accumulate_kernel_<KOPT_BF16, KOPT_KAHAN>, kopt_cuda_accumulate_kernel_<KOPT_BF16, -1>,
+static kopt_cuda_sum_ *const kopt_cuda_sum_kernels_[] = {
+    kopt_cuda_accumulate_kernel_<KOPT_F32, KOPT_NEAREST>, kopt_cuda_accumulate_kernel_<KOPT_FP16, KOPT_CUDA_VARIES_>,
+    kopt_cuda_accumulate_kernel_<KOPT_BF16, KOPT_KAHAN>, kopt_cuda_accumulate_kernel_<KOPT_BF16, KOPT_CUDA_VARIES_>,
     kopt_cuda_read_kernel_};
 
 /* The number of the first kernel that fits. */
 static uint32_t kopt_cuda_kernel_of_(const kopt_optimizer *opt, kopt_format weight, int copies) {
     const int moments = kopt_moments_(opt), f32 = weight == KOPT_F32;
-    const int mixed = moments > 1 && opt->first_moment_format != opt->second_moment_format;
-    const kopt_format moment = moments == 0 ? weight : opt->first_moment_format;
+    const int two = moments > 1 && opt->first_moment_format != opt->second_moment_format;
+    const int mixed = two && (opt->first_moment_format != KOPT_BF16 || opt->second_moment_format != KOPT_Q8);
+    const int moment = two ? (int)KOPT_CUDA_BF16_Q8_ : moments == 0 ? (int)weight : (int)opt->first_moment_format;
     const kopt_rounding rounding = f32 ? KOPT_NEAREST : opt->rounding;
     const int few = moments <= 2 && opt->rule != KOPT_RULE_RANGER && opt->rule != KOPT_RULE_EMA && (!copies || f32);
     const int adam = few && opt->rule == KOPT_RULE_ADAM && (f32 || opt->residual_rounding == KOPT_STOCHASTIC) &&
-                     (moment == KOPT_F32 || opt->moment_rounding == KOPT_STOCHASTIC);
+                     (moment == (int)KOPT_F32 || opt->moment_rounding == KOPT_STOCHASTIC);
+    const int fits[] = {adam, few, rounding != KOPT_FEEDBACK}; /* by how: the last kernel takes FEEDBACK, too */
     const kopt_cuda_kernel_ *k = kopt_cuda_kernels_;
-    while (k->how != KOPT_CUDA_MIXED_ && (mixed || k->weight != (int)weight || k->moment != (int)moment ||
-                                          (k->how != KOPT_CUDA_ANY_ && k->rounding != (int)rounding) ||
-                                          !(k->how == KOPT_CUDA_ANY_ || (k->how == KOPT_CUDA_FEW_ ? few : adam))))
+    while (k->how != KOPT_CUDA_MIXED_ && (mixed || k->weight != (int)weight || k->moment != moment || !fits[k->how] ||
+                                          (k->how != KOPT_CUDA_ANY_ && k->rounding != (int)rounding)))
         k++;
     return (uint32_t)(k - kopt_cuda_kernels_);
 }
@@ -1804,13 +1919,12 @@ static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KO
 static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group *groups, size_t count) {
     size_t tensors = 0, stable = 0, g, i;
     uint64_t elements = 0;
-    int formats = 0;
+    int formats = 0, guards = 0;
     if (groups == NULL && count != 0) return KOPT_ERROR_NULL;
     for (g = 0; g < count; g++) {
         const kopt_tensor *last = NULL; /* the last tensor of this group that has elements */
         kopt_result result = kopt_check_options_(groups[g].opt);
         if (result != KOPT_OK) return result;
-        if (groups[g].opt->rounding == KOPT_FEEDBACK) return KOPT_ERROR_OPTION;
         if (groups[g].tensors == NULL && groups[g].count != 0) return KOPT_ERROR_NULL;
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
@@ -1830,6 +1944,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
         }
         tensors += groups[g].count;
         if (kopt_cuda_stable_(groups[g].opt)) stable += groups[g].count;
+        guards |= groups[g].opt->rounding == KOPT_FEEDBACK;
     }
     /* Each element adds less than 2^24 to a bin of 64 bits. There are fewer than 2^32 tasks. */
     if (tensors >> 28 != 0 || elements >> 40 != 0) return KOPT_ERROR_BOUNDS;
@@ -1838,6 +1953,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     plan->groups_ = count;
     plan->tensors_ = (uint32_t)tensors;
     plan->stable_ = (uint32_t)stable;
+    plan->guards_ = (uint32_t)guards;
     plan->grad_format_ = formats == 2 ? KOPT_BF16 : formats == 4 ? KOPT_FP16 : 3;
     /* Twice the width only where the slots of the statistics allow it. */
     plan->width_ = elements >> 22 != 0 && plan->grad_format_ != 3 ? 1024 : 512;
@@ -1882,6 +1998,7 @@ static void kopt_cuda_describe_(kopt_cuda_tensor_ *d, const kopt_optimizer *opt,
         blocks |= format == KOPT_Q8;
     }
     if (d->residual_size != 0) d->residual = a.residual;
+    if (opt->rounding == KOPT_FEEDBACK && t->weight_format != KOPT_F32 && t->n != 0) d->rates = kopt_rates_of_(t);
     if (opt->rule == KOPT_RULE_RANGER) d->slow = a.slow;
     if (opt->rule == KOPT_RULE_RANGER && d->residual_size != 0) d->slow_residual = a.slow_residual;
     kopt_enter_(&environment);
@@ -1993,7 +2110,7 @@ static kopt_result kopt_cuda_load_kernels_(const kopt_cuda_plan *plan) {
     if (result == KOPT_OK) result = kopt_cuda_load_(kopt_cuda_stats_of_(plan));
     if (result == KOPT_OK) result = kopt_cuda_load_(kopt_cuda_prologue_kernel_);
     if (result == KOPT_OK && plan->stable_ != 0) result = kopt_cuda_load_(kopt_cuda_measure_kernel_);
-    if (result == KOPT_OK && plan->stable_ != 0) result = kopt_cuda_load_(kopt_cuda_factor_kernel_);
+    if (result == KOPT_OK && (plan->stable_ | plan->guards_) != 0) result = kopt_cuda_load_(kopt_cuda_factor_kernel_);
     for (kernel = 0; kernel < sizeof kopt_cuda_kernels_ / sizeof *kopt_cuda_kernels_ && result == KOPT_OK; kernel++)
         if (plan->first_[kernel + 1] != plan->first_[kernel])
             result = kopt_cuda_load_(kopt_cuda_kernels_[kernel].kernel);
@@ -2009,7 +2126,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *dev
     if (((uintptr_t)device & 15) != 0) return KOPT_ERROR_OPTION;
     result = kopt_cuda_refuse_capture_(stream);
     if (result == KOPT_OK) result = kopt_cuda_load_kernels_(plan);
-    if (result == KOPT_OK) result = kopt_cuda_copy_(device, plan->bytes, plan->size, cudaMemcpyHostToDevice, stream);
+    if (result == KOPT_OK) result = kopt_cuda_copy_(device, plan->bytes, plan->size, 0, stream);
     if (result == KOPT_OK) plan->device = device;
     return result;
 }
@@ -2051,17 +2168,16 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void 
     if (a.control == NULL) return KOPT_ERROR_NULL;
     result = kopt_cuda_launch_(kopt_cuda_prologue_kernel_, a, 1, KOPT_PROLOGUE_THREADS_, stream);
     if (result == KOPT_OK && plan->stable_ != 0) {
-        const void *const measure = reinterpret_cast<const void *>(kopt_cuda_measure_kernel_);
         a.count = plan->rounds_;
         result = kopt_cuda_clear_memory_(a.ratios, plan->stable_ * sizeof(kopt_norm), stream);
         if (result == KOPT_OK)
             result = kopt_cuda_launch_(kopt_cuda_measure_kernel_, a,
-                                       kopt_cuda_blocks_(plan, kopt_cuda_resident_(measure, a.count)), KOPT_THREADS_,
-                                       stream);
-        if (result == KOPT_OK)
-            result = kopt_cuda_launch_(kopt_cuda_factor_kernel_, a,
-                                       (plan->tensors_ + KOPT_THREADS_ - 1) / KOPT_THREADS_, KOPT_THREADS_, stream);
+                                       kopt_cuda_blocks_(plan, kopt_cuda_resident_(kopt_cuda_measure_kernel_, a.count)),
+                                       KOPT_THREADS_, stream);
     }
+    if (result == KOPT_OK && (plan->stable_ | plan->guards_) != 0)
+        result = kopt_cuda_launch_(kopt_cuda_factor_kernel_, a, (plan->tensors_ + KOPT_THREADS_ - 1) / KOPT_THREADS_,
+                                   KOPT_THREADS_, stream);
     for (kernel = 0; kernel < sizeof kopt_cuda_kernels_ / sizeof *kopt_cuda_kernels_ && result == KOPT_OK; kernel++) {
         a = kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1]);
         if (a.count != 0)
@@ -2079,7 +2195,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_measure(const kopt_cuda_plan *plan, vo
     kopt_result result;
     if (a.control == NULL) return KOPT_ERROR_NULL;
     kernel = kopt_cuda_stats_of_(plan);
-    blocks = kopt_cuda_resident_(reinterpret_cast<const void *>(kernel), (a.count + KOPT_WARPS_ - 1) / KOPT_WARPS_);
+    blocks = kopt_cuda_resident_(kernel, (a.count + KOPT_WARPS_ - 1) / KOPT_WARPS_);
     result = kopt_cuda_clear_memory_(
         &a.control->norm, offsetof(kopt_cuda_control_, arrived) + 4 - offsetof(kopt_cuda_control_, norm), stream);
     if (result == KOPT_OK)
@@ -2258,13 +2374,13 @@ static kopt_result kopt_cuda_check_twin_(kopt_layout_ *layout, const kopt_optimi
 
 /* Copies weights and state of a tensor with elements to its twin. */
 static kopt_result kopt_cuda_copy_pieces_(const kopt_layout_ *l, const kopt_tensor *to, const kopt_tensor *from,
-                                          cudaMemcpyKind direction, void *stream) {
+                                          int to_host, void *stream) {
     kopt_array_ a[1 + KOPT_ARRAYS_], b[1 + KOPT_ARRAYS_], *const end = kopt_cuda_pieces_(a, l, to);
     kopt_result result = KOPT_OK;
     size_t k;
     (void)kopt_cuda_pieces_(b, l, from);
     for (k = 0; a + k != end && result == KOPT_OK; k++)
-        result = kopt_cuda_copy_(a[k].at, b[k].at, a[k].n * a[k].bytes, direction, stream);
+        result = kopt_cuda_copy_(a[k].at, b[k].at, a[k].n * a[k].bytes, to_host, stream);
     return result;
 }
 
@@ -2275,9 +2391,9 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_save(const kopt_cuda_plan *plan, size
     kopt_result result = kopt_cuda_check_twin_(&layout, opt, t, host);
     if (result != KOPT_OK) return result;
     if (step == NULL) return plan == NULL || plan->device == NULL ? KOPT_ERROR_NULL : KOPT_ERROR_BOUNDS;
-    result = kopt_cuda_copy_(&opt->step, step, 4, cudaMemcpyDeviceToHost, stream);
+    result = kopt_cuda_copy_(&opt->step, step, 4, 1, stream);
     if (result != KOPT_OK || t->n == 0) return result;
-    return kopt_cuda_copy_pieces_(&layout, host, t, cudaMemcpyDeviceToHost, stream);
+    return kopt_cuda_copy_pieces_(&layout, host, t, 1, stream);
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const kopt_tensor *t,
@@ -2288,7 +2404,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const
     if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host);
     if (result != KOPT_OK || t->n == 0) return result;
     result = kopt_cuda_refuse_capture_(stream);
-    if (result == KOPT_OK) result = kopt_cuda_copy_pieces_(&layout, t, host, cudaMemcpyHostToDevice, stream);
+    if (result == KOPT_OK) result = kopt_cuda_copy_pieces_(&layout, t, host, 0, stream);
     if (result != KOPT_OK || t->copy == NULL) return result;
     kopt_cuda_describe_(&k.tensor, opt, t);
     k.format = t->weight_format;

@@ -350,7 +350,8 @@ run_tests() {
         part bindings "${python:-python3}" tests/examples/bindings.py build/tests/python
     fi
     with "the wheel for Python" "python3-pip, python3-torch, mypy or twine" imports 'pip, torch, mypy, twine' &&
-        part wheel env "CC=$CC -DKAHAN_OPT_NO_SIMD" /usr/bin/python3 tests/examples/wheel.py build/tests/dist
+        part wheel env "CC=$CC -DKAHAN_OPT_NO_SIMD" "NVCC=$(! turn 4 || echo "$NVCC")" \
+            /usr/bin/python3 tests/examples/wheel.py build/tests/dist
     if with "the optimizers for PyTorch" python3-torch imports torch; then
         part torch /usr/bin/python3 tests/examples/test_torch.py build/tests/python
         part torch_optim /usr/bin/python3 tests/examples/test_torch_optim.py build/tests/python

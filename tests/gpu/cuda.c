@@ -1,7 +1,8 @@
 /* cuda.c - kahan_opt_cuda.cuh gives the bits of kahan_opt.h, for every rule, format and rounding, over ragged lists of
    tensors at any alignment, with state blocks and with arrays of the caller; plans, options, statistics, graphs and
    refusals are tested as well. Linked with the object that nvcc made, and with NVIDIA's library for a GPU, or without
-   one with tests/gpu/cuda_fake.c (then PTX_ON_CPU is defined, and faults of the runtime are tested, too).
+   one with tests/gpu/cuda_fake.c (then PTX_ON_CPU is defined, and faults of the runtime are tested, too). Or linked
+   with the object of a C++ compiler (then PTX_DRIVER is defined, and the variable PTX_TEXTS names the file of its PTX).
 
    Arguments: how many lists (default 400), and "no-errors" to leave out the call that fails on purpose, which
    compute-sanitizer stops at without --report-api-errors no. */
@@ -74,7 +75,7 @@ static void fill(unsigned char *p, kopt_format f, size_t n, int low, int high, i
 
 /* ---- Lists of tensors, twice: for the CPU and for the kernels ---------------------------------------------------- */
 
-enum { GROUPS = 4, TENSORS = 40, STATE = 4, ARRAYS = STATE + 11 }; /* weight, grad, state, copy; a state in arrays */
+enum { GROUPS = 4, TENSORS = 40, STATE = 4, ARRAYS = STATE + 12 }; /* weight, grad, state, copy; a state in arrays */
 typedef struct list {
     kopt_optimizer opt[GROUPS];
     kopt_tensor tensors[2][GROUPS][TENSORS];
@@ -104,6 +105,7 @@ static void **address(kopt_tensor *t, kopt_state_arrays *own, int a) {
     case STATE: return &own->residual;
     case STATE + 1: return &own->slow;
     case STATE + 2: return &own->slow_residual;
+    case STATE + 11: return &own->rates;
     default: return a < STATE + 7 ? &own->moment[a - STATE - 3] : &own->scale[a - STATE - 7];
     }
 }
@@ -115,6 +117,7 @@ static size_t bytes_of(const kopt_optimizer *o, kopt_format weights, size_t n, i
     case STATE: return n * l.residual_width;
     case STATE + 1: return n * l.slow_width;
     case STATE + 2: return n * l.slow_residual_width;
+    case STATE + 11: return o->rounding == KOPT_FEEDBACK && weights != KOPT_F32 && n > 0 ? 16 : 0;
     default:
         if (a < STATE + 7) return n * l.moment_width[a - STATE - 3];
         return (ref_coded(o) >> (a - STATE - 7) & 1) * ((n + 63) / 64);
@@ -122,6 +125,15 @@ static size_t bytes_of(const kopt_optimizer *o, kopt_format weights, size_t n, i
 }
 
 static int coded; /* all have 8-bit moments */
+
+/* May this optimizer have KOPT_FEEDBACK? */
+static int pays_back(const kopt_optimizer *o) {
+    const int rule = o->rule == KOPT_RULE_SGD
+                         ? o->momentum > 0
+                         : o->rule == KOPT_RULE_ADAM || o->rule == KOPT_RULE_RADAM || o->rule == KOPT_RULE_ADAN;
+    if (o->first_moment_format == KOPT_FP16) return 0;
+    return rule && (o->first_moment_format == KOPT_F32 || o->moment_rounding == KOPT_STOCHASTIC);
+}
 
 static kopt_optimizer any_optimizer(kopt_format *weights) {
     kopt_optimizer o;
@@ -158,9 +170,10 @@ static kopt_optimizer any_optimizer(kopt_format *weights) {
         if (below(2)) *weights = KOPT_BF16;
     }
     if (!below(3)) o.second_moment_format = (kopt_format)below(4);
-    o.rounding = (kopt_rounding)below(5);
+    o.rounding = (kopt_rounding)below(6);
     o.moment_rounding = below(3) ? KOPT_STOCHASTIC : KOPT_NEAREST;
     o.residual_rounding = below(3) ? o.moment_rounding : KOPT_NEAREST;
+    if (o.rounding == KOPT_FEEDBACK && !pays_back(&o)) o.rounding = KOPT_STOCHASTIC;
     o.decay_mode = (kopt_decay_mode)below(3);
     o.grad_scale = below(2) ? 1 : 0.25;
     if (o.rule != KOPT_RULE_EMA) {
@@ -838,8 +851,9 @@ static void refused_settings(int lists) {
         make(&l, 2, 2, 300, 100);
         for (which = 0; which < OTHERS; ++which) {
             kopt_optimizer o;
-            const kopt_result why = other_optimizer(&o, &l.opt[1], which);
+            kopt_result why = other_optimizer(&o, &l.opt[1], which);
             if (why == KOPT_OK) continue;
+            if (why == KOPT_ERROR_MISMATCH && o.rounding == KOPT_FEEDBACK && !pays_back(&o)) why = KOPT_ERROR_OPTION;
             if (!stops(&l, kopt_cuda_plan_set_optimizer(&l.plan, 1, &o, stream), why))
                 note("optimizer %d in place of rule %d", which, (int)l.opt[1].rule), ++bad;
             ++tried;
@@ -1069,8 +1083,6 @@ static void refusals(void) {
     wrong = o, wrong.rule = (kopt_rule)8, bad_tensor = t, bad.opt = &wrong;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
 #endif
-    wrong = o, wrong.rounding = KOPT_FEEDBACK, bad_tensor = t, bad.opt = &wrong;
-    fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     bad.opt = &o, bad_tensor = t, bad_tensor.counts = &counts;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     bad_tensor = t, bad_tensor.grad_format = (kopt_format)7;
@@ -1297,6 +1309,42 @@ static void foreign_errors(void) {
     ok(bad == 0, "an earlier CUDA error of the program is neither returned nor cleared");
 }
 
+#ifdef PTX_DRIVER
+int cuCtxSetCurrent(void *context);
+
+/* An object without kernels takes them from texts, which the driver compiles one by one. */
+static void driver(const char *path) {
+    static char texts[1 << 24];
+    FILE *const file = path ? fopen(path, "rb") : NULL;
+    const size_t size = file ? fread(texts, 1, sizeof texts, file) : 0, room = kopt_cuda_plan_size(NULL, 0);
+    unsigned char *const memory = device_new(2 * room);
+    kopt_accumulator a = kopt_accumulator_of(memory, KOPT_BF16, NULL, 1);
+    kopt_cuda_plan plan;
+    size_t i, count = 0;
+    int bad = kopt_cuda_plan_build(&plan, memory, room, NULL, 0) != KOPT_OK;
+    for (i = 0; i < size; ++i) count += texts[i] == 0;
+    bad += kopt_cuda_plan_upload(&plan, memory + room, stream) != KOPT_ERROR_ISA || plan.device != NULL;
+    bad += kopt_cuda_accumulator_read(&a, (float *)memory + 4, NULL, stream) != KOPT_ERROR_ISA;
+    bad += kopt_cuda_use_ptx(NULL, 1) != KOPT_ERROR_NULL || kopt_cuda_use_ptx(texts, 0) != KOPT_ERROR_NULL;
+    bad += kopt_cuda_use_ptx(texts, size - 1) != KOPT_ERROR_BOUNDS;
+    bad += kopt_cuda_use_ptx("", 1) != KOPT_OK; /* no kernel */
+    bad += kopt_cuda_plan_upload(&plan, memory + room, stream) != KOPT_ERROR_ISA || ptx_loads() != 0;
+    bad += kopt_cuda_use_ptx(texts, size) != KOPT_OK;
+    ptx_fail_loads(222);
+    bad += kopt_cuda_plan_upload(&plan, memory + room, stream) != KOPT_ERROR_ISA;
+    ptx_fail_loads(0);
+    bad += made(kopt_cuda_plan_upload(&plan, memory + room, stream)) != KOPT_OK;
+    bad += ptx_loads() != (count == 1 ? 1 : 9); /* those of settings, moves, norm, scalars and sums */
+    bad += made(kopt_cuda_plan_upload(&plan, memory + room, stream)) != KOPT_OK || ptx_loads() > 9;
+    cuCtxSetCurrent(NULL); /* a thread that has not used the GPU */
+    bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || kopt_cuda_plan_status(&plan)->steps != 1;
+    cuCtxSetCurrent(NULL);
+    bad += made(kopt_cuda_plan_set_step(&plan, 1, stream)) != KOPT_OK;
+    device_free(memory);
+    ok(bad == 0 && count > 0, "the driver: %d texts of PTX, of which those that are needed are loaded", (int)count);
+}
+#endif
+
 int main(int argc, char **argv) {
     static const size_t anywhere[] = {0, 1, 8, 136, 137, 1003, 1024, 1537, 3000, 4999, 5000};
     static const size_t blocks[] = {0, 64, 128, 320, 384, 960, 1024, 1536, 3008, 4992, 5000};
@@ -1308,6 +1356,9 @@ int main(int argc, char **argv) {
         return 0;
     }
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+#ifdef PTX_DRIVER
+    driver(getenv("PTX_TEXTS"));
+#endif
     steps_equal(lists);
     extremes((lists + 3) / 4);
     moves(lists / 4);

@@ -14,6 +14,8 @@ for arch in 75 80 86 87 89 90 100 103 110 120; do
 done
 root=$(dirname "$(dirname "$(command -v $nvcc)")")
 root=$(readlink -f "$root")
+ptxas=$root/bin/ptxas
+[ -x "$ptxas" ] || ptxas=ptxas
 quick=
 if [ "${1:-}" = quick ]; then
     quick=yes all=90
@@ -40,9 +42,8 @@ object() { # object NAME ARCHITECTURES
         -o $out/$name.o >$out/log 2>&1
     report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
     cp $out/log $out/$name.ptxas
-    # step_kernel_<weight, moment, rounding, how>: the formats are 0 to 3 (fp32, bf16, fp16, 8 bits), how is 0 (Adam), 1
-    # (few), 2 (any)
-    # or 3 (mixed)
+    # step_kernel_<weight, moment, rounding, how>: formats are 0 to 4 (fp32, bf16, fp16, 8 bits, bf16 and 8 bits), how
+    # is 0 (Adam), 1 (few), 2 (any) or 3 (mixed)
     awk '
         /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
         /bytes stack frame/ { stack = $1; spill = $5 }
@@ -57,7 +58,7 @@ object() { # object NAME ARCHITECTURES
             if (name !~ /prologue|setting|factor/ && (stack > most || spill > most))
                 print arch, name, "stack", stack, "spills", spill
             limit = 128
-            if (usual) limit = name ~ /_ILi[0-2]ELi3E/ ? 108 : name ~ /_ILi2ELi0E/ ? 96 : 80
+            if (usual) limit = name ~ /_ILi[0-2]ELi[34]E/ ? 108 : name ~ /_ILi2ELi0E/ ? 96 : 80
             if (registers > limit) print arch, name, "registers", registers
             if (name ~ /step_kernel_ILi1ELi1ELi2ELi0E/) hot++
         }
@@ -214,7 +215,7 @@ if ! command -v python3 >/dev/null || ! ${CC:-cc} -c -o $out/probe.o $out/probe.
 fi
 level=-O1
 [ -z "$quick" ] || level=-O0 # it compiles in less time than the tests then take longer
-from_c() { ${CC:-cc} -std=gnu99 -w $level -ffp-contract=off -Itests/gpu -c -o "$1.o" "$1.c"; } # from_c NAME
+from_c() { ${CC:-cc} -std=gnu99 -w $level -fPIC -ffp-contract=off -Itests/gpu -c -o "$1.o" "$1.c"; } # from_c NAME
 on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE.ptx
     on=$1 lists=$2 halves=$out/$1
     define=
@@ -233,7 +234,7 @@ on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE
     grep -q '^1\.\.' $out/log && ! grep -q '^not ok\|^Bail' $out/log && [ $status = 0 ]
     report $? "$on: on the CPU: $(grep -c '^ok' $out/log) tests; $(sed -n 's/^ok 2 - //p' $out/log)"
 }
-${CC:-cc} -std=gnu99 -O2 -c -o $out/fake.o tests/gpu/cuda_fake.c
+${CC:-cc} -std=gnu99 -O2 -fPIC -c -o $out/fake.o tests/gpu/cuda_fake.c
 if [ -n "$quick" ]; then many=100 some=50; else many=1000 some=400; fi
 on_cpu plain $many
 ! turn 4 || on_cpu vmath $some
@@ -242,6 +243,37 @@ ${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/gpu/cud
     ${CC:-cc} -o $out/state $out/state.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
     $out/state $many >$out/log 2>&1 && grep -q '^1\.\.' $out/log && ! grep -q '^not ok' $out/log
 report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
+
+# The driver in place of the runtime: the same file, by a compiler that knows no kernels, takes them from the PTX, in
+# one text or, as the package for Python has it, in one for each kernel.
+without_nvcc() { # without_nvcc COMPILER FLAG...: the object for the host
+    "$@" -x c++ $cxx_warnings -I. -c -o $out/driver.o $out/plain.cu >$out/log 2>&1 && ! nm -u $out/driver.o | grep cuda
+    report $? "without nvcc: $* accepts it without a warning"
+}
+! turn 2 || {
+    without_nvcc ${CC:-cc} -std=c++14 -O2
+    [ -z "$clang" ] || without_nvcc $clang -std=c++20 -O2
+    {
+        mkdir -p $out/lib && ${CC:-cc} -shared -Wl,-soname,libcuda.so.1 -o $out/lib/libcuda.so.1 $out/plain.1.o \
+            $out/plain.2.o $out/fake.o -lm &&
+            ${CC:-cc} -std=c99 -O2 -DPTX_ON_CPU -DPTX_DRIVER -isystem "$root/include" -c -o $out/driver.test.o \
+                tests/gpu/cuda.c &&
+            ${CC:-cc} -o $out/driver $out/driver.test.o $out/driver.o $out/lib/libcuda.so.1 -ldl -lm
+    } >$out/log 2>&1
+    report $? "without nvcc: C links with it"
+    { cat $out/plain.ptx && printf '\0'; } >$out/plain.text
+    python3 -c 'import sys; sys.path.insert(0, "docs/examples/python"); sys.dont_write_bytecode = True
+import backend; open(sys.argv[2], "wb").write(backend.texts(open(sys.argv[1]).read()))' $out/plain.full $out/plain.texts
+    for texts in text texts; do
+        LD_LIBRARY_PATH=$out/lib PTX_TEXTS=$out/plain.$texts $out/driver 10 >$out/log 2>&1
+        status=$?
+        grep -q '^1\.\.' $out/log && ! grep -q '^not ok\|^Bail' $out/log && [ $status = 0 ]
+        report $? "on the CPU, by the driver: $(grep -c '^ok' $out/log) tests; $(sed -n 's/^ok 1 - //p' $out/log)"
+    done
+    tr '\0' '\n' <$out/plain.texts | awk '/^\.(version|target|address)/ && seen[$0]++ { next } 1' >$out/oldest.ptx
+    $ptxas -arch=sm_75 -o $out/oldest.cubin $out/oldest.ptx >$out/log 2>&1
+    report $? "ptxas takes the texts as PTX of $(sed -n '/^\.version/ { s/.//p; q; }' $out/oldest.ptx)"
+}
 
 exchanged() { # a mistake that must be seen: two registers of a load of 16 bytes. 100 lists have no such load
     python3 tests/gpu/ptx.py --only $hot --swap $hot $out/plain.ptx $out/swapped.c &&
@@ -253,6 +285,17 @@ exchanged() { # a mistake that must be seen: two registers of a load of 16 bytes
     exchanged >$out/log 2>&1 && ! $out/swapped 400 >$out/log 2>&1 && grep -q '^not ok 1 ' $out/log
     report $? "on the CPU: two registers of one wide load exchanged are seen"
 }
+
+offload() { # offload SOURCE: docs/examples/offload.c, or it with a mistake
+    ${CC:-cc} -std=c99 $warnings -O2 -I. -isystem "$root/include" -c -o $out/offload.o "$1" >$out/log 2>&1 &&
+        ${CC:-cc} -o $out/offload $out/offload.o $out/fake.o -lm >>$out/log 2>&1 && $out/offload 10007 1024 >>$out/log
+}
+offload docs/examples/offload.c && $out/offload 500 1024 >>$out/log
+report $? "on the CPU: the example offload has the bits of a step of the whole"
+sed 's/check(cudaStreamSynchronize(o->streams.i % 2.).*/;/; s/"..\/..\/kahan_opt.h"/"kahan_opt.h"/' \
+    docs/examples/offload.c >$out/offload_wrong.c
+! offload $out/offload_wrong.c && grep -q 'bits are not' $out/log
+report $? "... and not if it does not wait for the gradients"
 
 # 6. Instructions for each element, within limits.
 version=$($nvcc --version | sed -n 's/.*release [^,]*, /nvcc /p')
@@ -270,8 +313,6 @@ report $? "PTX instructions are within the limits of tests/gpu/cuda_budget.c"
 for nvdisasm in nvdisasm "$root/bin/nvdisasm" build/nvdisasm/nvidia/cu13/bin/nvdisasm; do
     ! command -v "$nvdisasm" >/dev/null || break
 done
-ptxas=$root/bin/ptxas
-[ -x "$ptxas" ] || ptxas=ptxas
 if ! command -v "$nvdisasm" >/dev/null; then missing "no nvdisasm; ./build.sh setup installs it"; else
     $ptxas -arch=sm_90 -lineinfo -o $out/sass.cubin $out/plain.ptx >$out/log 2>&1 &&
         "$nvdisasm" -gp -c $out/sass.cubin >$out/sass 2>$out/log &&

@@ -1,6 +1,6 @@
-/* cuda_fake.c - a small CUDA runtime that runs kernels on the CPU, from the C that ptx.py writes. It goes below
-   the object that nvcc makes, in place of NVIDIA's library. The threads of a block are coroutines: a barrier or shuffle
-   stops a thread until the others are there.
+/* cuda_fake.c - a small CUDA runtime that runs kernels on the CPU, from the C that ptx.py writes. It goes below the
+   object that nvcc makes, in place of NVIDIA's library; as libcuda.so.1 it is the driver, too. The threads of a block
+   are coroutines: a barrier or shuffle stops a thread until the others are there.
 
    It ends the program with "Bail out!" and the kernel, block and thread at:
      - an access that is not aligned, or not inside one live allocation, block's shared memory, frame or parameter;
@@ -627,37 +627,43 @@ void ptx_unload(void) {
 void ptx_fail_loads(int code) { load_error = code; }
 void ptx_fail_launch(int n) { launches_left = n; }
 
-/* The kernel of this function, loaded. */
-static int load(kernel **k, const void *host) {
-    *k = NULL;
-    for (int i = 0; i < kernel_count; ++i)
-        if (kernels[i].host == host) *k = &kernels[i];
-    if (*k == NULL) return INVALID_FUNCTION;
-    if ((*k)->loaded) return 0;
+/* Loads a kernel. */
+static int load(kernel *k) {
+    if (k == NULL) return INVALID_FUNCTION;
+    if (k->loaded) return 0;
     if (load_error) return load_error;
     if (refused()) return CAPTURE_UNSUPPORTED;
-    (*k)->loaded = 1;
+    k->loaded = 1;
     return 0;
 }
 
+static kernel *kernel_of(const void *host) {
+    for (int i = 0; i < kernel_count; ++i)
+        if (kernels[i].host == host) return &kernels[i];
+    return NULL;
+}
+
 int cudaFuncGetAttributes(void *attributes, const void *host) { /* nobody reads the attributes */
-    kernel *k;
-    return (void)attributes, error(load(&k, host));
+    return (void)attributes, error(load(kernel_of(host)));
+}
+
+static int launch_kernel(kernel *k, dim3 grid, dim3 block, void **arguments, size_t dynamic, void *handle) {
+    node n = {.kind = LAUNCH, .k = k, .blocks = grid.x, .ntid = block.x};
+    const int code = load(k);
+    if (code) return code;
+    if (launches_left && --launches_left == 0) return NO_MEMORY;
+    if (grid.y != 1 || grid.z != 1 || block.y != 1 || block.z != 1 || dynamic)
+        fail(NULL, "not modelled: dimensions or dynamic shared memory", 0);
+    if (grid.x == 0 || grid.x >> 31 || block.x == 0 || block.x > THREADS) return INVALID_CONFIGURATION;
+    for (int i = 0; i < k->params; ++i) {
+        n.params[i] = aligned_alloc(16, (k->sizes[i] + 15) & ~15u);
+        memcpy(n.params[i], arguments[i], k->sizes[i]);
+    }
+    return put(handle, n);
 }
 
 int cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arguments, size_t dynamic, void *handle) {
-    node n = {.kind = LAUNCH, .blocks = grid.x, .ntid = block.x};
-    const int code = load(&n.k, host);
-    if (code) return error(code);
-    if (launches_left && --launches_left == 0) return error(NO_MEMORY);
-    if (grid.y != 1 || grid.z != 1 || block.y != 1 || block.z != 1 || dynamic)
-        fail(NULL, "not modelled: dimensions or dynamic shared memory", 0);
-    if (grid.x == 0 || grid.x >> 31 || block.x == 0 || block.x > THREADS) return error(INVALID_CONFIGURATION);
-    for (int i = 0; i < n.k->params; ++i) {
-        n.params[i] = aligned_alloc(16, (n.k->sizes[i] + 15) & ~15u);
-        memcpy(n.params[i], arguments[i], n.k->sizes[i]);
-    }
-    return put(handle, n);
+    return error(launch_kernel(kernel_of(host), grid, block, arguments, dynamic, handle));
 }
 
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *handle) {
@@ -785,3 +791,68 @@ const char *cudaGetErrorString(int code) {
     static char text[20];
     return snprintf(text, sizeof text, "error %d", code), text;
 }
+
+/* ---- The functions of the driver --------------------------------------------------------------------------------- */
+
+/* A library is its text, and a kernel of it is found if the text has it. Each thread needs a context; there is one. */
+enum { NOT_INITIALIZED = 3, INVALID_PTX = 218, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
+static int begun, loads;
+static __thread void *context;
+static char the_context;
+
+int ptx_loads(void) { return loads; }
+
+static int driver(void) { return !begun ? NOT_INITIALIZED : context == NULL ? INVALID_CONTEXT : 0; }
+#define IN_DRIVER(call) /* which keeps no last error */ \
+    do {                                                \
+        const int before = last_error;                  \
+        int code = driver();                            \
+        if (code == 0) code = call;                     \
+        last_error = before;                            \
+        return code;                                    \
+    } while (0)
+
+int cuInit(unsigned flags) { return begun = 1, flags != 0; }
+int cuCtxGetCurrent(void **p) { return *p = context, begun ? 0 : NOT_INITIALIZED; }
+int cuCtxSetCurrent(void *p) { return context = p, begun ? 0 : NOT_INITIALIZED; }
+int cuDevicePrimaryCtxRetain(void **p, int device) {
+    *p = &the_context;
+    return !begun ? NOT_INITIALIZED : device != 0 ? 101 : 0;
+}
+int cuLibraryLoadData(void **library, const char *text, void *a, void *b, unsigned m, void *c, void *d, unsigned n) {
+    const char *const version = text == NULL ? NULL : strstr(text, ".version ");
+    if (driver()) return driver();
+    if (a || b || m || c || d || n) return INVALID_VALUE;
+    if (version == NULL || strstr(text, ".entry ") < version) return INVALID_PTX;
+    *(const char **)library = text;
+    return ++loads, 0;
+}
+int cuLibraryGetKernel(void **handle, void *library, const char *name) {
+    const size_t length = strlen(name);
+    const char *p = library;
+    if (driver()) return driver();
+    while ((p = strstr(p, ".entry ")) != NULL && (strncmp(p += 7, name, length) != 0 || p[length] != '(')) {
+    }
+    for (int i = 0; i < kernel_count && p; ++i)
+        if (strcmp(kernels[i].name, name) == 0) return *handle = &kernels[i], 0;
+    return NOT_FOUND;
+}
+int cuKernelGetFunction(void **function, void *handle) {
+    *function = handle;
+    IN_DRIVER(load(handle));
+}
+int cuLaunchKernel(void *handle, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                   unsigned dynamic, void *stream, void **arguments, void **more) {
+    const dim3 grid = {x, y, z}, block = {bx, by, bz};
+    IN_DRIVER(more ? INVALID_VALUE : launch_kernel(handle, grid, block, arguments, dynamic, stream));
+}
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t size, void *stream) {
+    IN_DRIVER(cudaMemsetAsync((void *)(uintptr_t)to, value, size, stream));
+}
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *stream) {
+    IN_DRIVER(cudaMemcpyAsync((void *)(uintptr_t)to, from, size, 1, stream));
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
+    IN_DRIVER(cudaMemcpyAsync(to, (void *)(uintptr_t)from, size, 2, stream));
+}
+int cuStreamIsCapturing(void *stream, int *status) { IN_DRIVER(cudaStreamIsCapturing(stream, status)); }

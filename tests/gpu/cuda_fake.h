@@ -65,7 +65,9 @@ unsigned char *frame_(thread_ *t, uint32_t size);
 void fence_(thread_ *t);
 uint64_t wait_(thread_ *t, int what, uint32_t mask, uint64_t x, uint32_t b, uint32_t c);
 
-/* Since the program began: instructions of all threads. Of the last launch of a kernel: the most of one thread. */
+/* Since the program began: the texts that the driver has loaded, and the instructions of all threads. Of the last
+   launch of a kernel: the most of one thread. */
+int ptx_loads(void);
 uint64_t ptx_instructions(void);
 uint64_t ptx_longest_thread(const char *kernel);
 

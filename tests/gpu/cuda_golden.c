@@ -1,6 +1,6 @@
 /* cuda_golden.c - the lines of bits/golden.txt, made on a GPU: bits/probe.c, whose steps and norms come from
-   kahan_opt_cuda.cuh. Ranges of a step, steps with counts or FEEDBACK, functions of arrays and state blocks stay on the
-   CPU: both take turns with the same state. Linked with the object that nvcc made. */
+   kahan_opt_cuda.cuh. Ranges of a step, steps with counts, functions of arrays and state blocks stay on the CPU: both
+   take turns with the same state. Linked with the object that nvcc made. */
 #define KAHAN_OPT_IMPLEMENTATION
 #define KAHAN_OPT_VMATH
 #include "../../kahan_opt.h"
@@ -27,7 +27,7 @@ static kopt_result gpu_step(kopt_optimizer *opt, kopt_tensor *tensor) {
     kopt_cuda_plan plan;
     void *bytes, *device;
     size_t size;
-    if (t.counts || opt->rounding == KOPT_FEEDBACK) return kopt_optimizer_step(opt, tensor, 1);
+    if (t.counts) return kopt_optimizer_step(opt, tensor, 1);
     t.weight = on_device(t.weight), t.grad = on_device(t.grad);
     t.state = on_device(t.state), t.copy = on_device(t.copy);
     size = kopt_cuda_plan_size(&group, 1);

@@ -41,7 +41,7 @@ static void to_host(void *to, const void *from, size_t size) {
 /* ---- A tensor, twice: on the host and on the GPU ----------------------------------------------------------------- */
 
 /* Each array has its offset from an aligned address, and a margin on both sides that nothing may write. */
-enum { WEIGHT, GRAD, STATE, COPY, VALUES, OWN, ARRAYS = OWN + 11 }; /* from OWN on: a state in arrays of the caller */
+enum { WEIGHT, GRAD, STATE, COPY, VALUES, OWN, ARRAYS = OWN + 12 }; /* from OWN on: a state in arrays of the caller */
 enum { MARGIN = 32, LARGEST = 1000 };
 enum { WITH_COPY = 1, IN_ARRAYS = 2 };
 typedef struct twins {
@@ -79,6 +79,7 @@ static void **own_array(kopt_state_arrays *own, size_t a) {
     case OWN: return &own->residual;
     case OWN + 1: return &own->slow;
     case OWN + 2: return &own->slow_residual;
+    case OWN + 11: return &own->rates;
     default: return a < OWN + 7 ? &own->moment[a - OWN - 3] : &own->scale[a - OWN - 7];
     }
 }
@@ -111,6 +112,7 @@ static void new_twins(twins *t, const kopt_optimizer *opt, kopt_format weights, 
         t->host.state_size = 0;
         t->size[OWN] = n * l.residual_width;
         t->size[OWN + 1] = n * l.slow_width, t->size[OWN + 2] = n * l.slow_residual_width;
+        t->size[OWN + 11] = opt->rounding == KOPT_FEEDBACK && weights != KOPT_F32 ? 16 : 0;
         for (i = 0; i < 4; i++) {
             t->size[OWN + 3 + i] = n * l.moment_width[i];
             t->size[OWN + 7 + i] = (size_t)(ref_coded(opt) >> i & 1) * ((n + 63) / 64);
@@ -206,11 +208,15 @@ static kopt_optimizer any_optimizer(void) {
     case 5: o = kopt_adam(0.01), o.amsgrad = 1; break;
     default: o = kopt_adamw(0.01);
     }
-    o.rounding = (kopt_rounding)below(5);
+    o.rounding = (kopt_rounding)below(6);
     o.first_moment_format = (kopt_format)below(4);
     o.second_moment_format = below(2) ? o.first_moment_format : (kopt_format)below(4);
     o.moment_rounding = (kopt_rounding)below(2);
     o.residual_rounding = (kopt_rounding)below(2);
+    if (o.rounding == KOPT_FEEDBACK && (o.rule == KOPT_RULE_RANGER || (o.rule == KOPT_RULE_SGD && o.momentum <= 0)))
+        o.rounding = KOPT_STOCHASTIC;
+    if (o.rounding == KOPT_FEEDBACK && o.first_moment_format == KOPT_FP16) o.first_moment_format = KOPT_BF16;
+    if (o.rounding == KOPT_FEEDBACK) o.moment_rounding = KOPT_STOCHASTIC;
     o.seed = (uint64_t)noise() << 32 | noise();
     o.step = below(1000);
     return o;

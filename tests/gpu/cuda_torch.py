@@ -1,7 +1,7 @@
-"""Runs GpuCall of docs/examples/python/kahan_opt/calls.py on a GPU, or without one on the runtime of cuda_fake.c (see
+"""Runs GpuCall of docs/examples/python/kahan_opt/calls.py on a GPU, or without one on the driver of cuda_fake.c (see
 cuda_torch.sh), and compares the bits with those of the CPU. Prints TAP.
 
-usage: cuda_torch.py FOLDER     (the package with libkahan_opt_cuda.so, as backend.py FOLDER cuda builds it)"""
+usage: cuda_torch.py FOLDER     (the package as backend.py FOLDER cuda builds it)"""
 import copy
 import ctypes
 import sys
@@ -16,12 +16,13 @@ import kahan_opt as k  # noqa: E402
 from kahan_opt import KahanOptimizer, calls, cuda, state  # noqa: E402
 
 GPU = torch.cuda.is_available()
+fake = None if GPU else ctypes.CDLL("libcuda.so.1")
 
 
 def on_fake_device(x, _=None):
     """A copy of a tensor in memory of the fake GPU."""
     address, size = ctypes.c_void_p(), max(1, x.numel() * x.element_size())
-    assert cuda.library_.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    assert fake.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
     memory = (ctypes.c_char * size).from_address(address.value)
     y = torch.frombuffer(memory, dtype=x.dtype, count=x.numel()) if x.numel() else x.clone()
     y = y.reshape(x.shape)
@@ -35,7 +36,7 @@ class FakeCall(calls.GpuCall):
 
     def run(self):
         super().run()
-        assert cuda.library_.cudaDeviceSynchronize() == 0
+        assert fake.cudaDeviceSynchronize() == 0
         status = cuda.kopt_cuda_status.from_address(
             ctypes.cast(cuda.kopt_cuda_plan_status(self.plan), ctypes.c_void_p).value)
         k.check(status.result)
@@ -75,8 +76,8 @@ def main():
                           ("adam_atan2", {"rounding": "compact"}), ("lion", {"maximize": True})):
         results, refusals = [], []
         for on_gpu in (False, True):
-            fake = FakeCall, on_fake_device, lambda *arguments: on_fake_device(cpu[2](*arguments))
-            calls.CALLS["cpu"], state.on_device, state.zeros = fake if on_gpu and not GPU else cpu
+            faked = FakeCall, on_fake_device, lambda *arguments: on_fake_device(cpu[2](*arguments))
+            calls.CALLS["cpu"], state.on_device, state.zeros = faked if on_gpu and not GPU else cpu
             place = torch.clone if not on_gpu else torch.Tensor.cuda if GPU else on_fake_device
             params = [Parameter(place(noise(shape, i, dtype))) for i, (shape, dtype) in enumerate(
                 (((33, 9), torch.bfloat16), ((700,), torch.bfloat16), ((5,), torch.float32), ((40,), torch.float16),
