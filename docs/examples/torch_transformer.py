@@ -59,6 +59,8 @@ RUNS = {  # name: dtype and optimizer
     "bf16 KAHAN": (torch.bfloat16, KahanAdamW),
     "bf16 EXACT": (torch.bfloat16, lambda p, **o: KahanAdamW(p, rounding="exact", **o)),
     "bf16 COMPACT": (torch.bfloat16, lambda p, **o: KahanAdamW(p, rounding="compact", **o)),
+    "bf16 FEEDBACK": (torch.bfloat16, lambda p, **o: KahanAdamW(p, rounding="feedback", **o)),
+    "bf16 FEEDBACK, q8": (torch.bfloat16, lambda p, **o: KahanAdamW(p, rounding="feedback", moment_format="q8", **o)),
     "bf16 STOCHASTIC": (torch.bfloat16, lambda p, **o: KahanAdamW(p, rounding="stochastic", **o)),
     "bf16 torch AdamW": (torch.bfloat16, torch.optim.AdamW),
 }

@@ -3,8 +3,10 @@ formulas against torch.optim and against a second implementation, and a small tr
 
     python3 test_torch.py FOLDER [WORD]     FOLDER: what ./build.sh python made; WORD: only tests with it"""
 import collections
+import contextlib
 import copy
 import ctypes
+import functools
 import inspect
 import io
 import itertools
@@ -32,6 +34,7 @@ import kahan_opt  # noqa: E402
 import kahan_opt as k  # noqa: E402
 from kahan_opt import KahanAdamW, KahanOptimizer, KahanScaler, KahanSGD, param_groups_weight_decay  # noqa: E402
 from kahan_opt import prepare_for_gradient_release, remove_gradient_release  # noqa: E402
+from kahan_opt import calls  # noqa: E402
 from kahan_opt.calls import shares  # noqa: E402
 from kahan_opt.options import FORMATS, RULES, make as options_of  # noqa: E402
 
@@ -427,7 +430,8 @@ def half_steps():
 def one_call_for_all():
     """a list in one call has the bits of one optimizer per parameter; 1, 2, 3 and 8 threads have the bits of one"""
     sizes = ((70000,), (3, 5), (8191,), (0,), (200000,), (1,), (4096, 3))
-    for options in ({}, {"moment_format": "q8", "rounding": "compact"}, {"rounding": "stochastic"}, {"stable": True}):
+    for options in ({}, {"moment_format": "q8", "rounding": "compact"}, {"rounding": "stochastic"}, {"stable": True},
+                    {"rounding": "feedback"}, {"rounding": "feedback", "moment_format": ("bf16", "q8")}):
         results = []
         for threads in (1, 2, 3, 8):
             params = parameters(shapes=sizes)
@@ -444,6 +448,38 @@ def one_call_for_all():
                 p.grad = noise(*p.shape, seed=1000 * t + i)
                 optimizer.step()
         assert all(equal(single, r) for r in results), options
+
+
+@test
+def which_gpu():
+    """every call of the GPU library is made while the GPU of its tensors is the current one"""
+    inside, seen = [], []
+
+    class Library:
+        kopt_cuda_group = kopt_cuda_plan = staticmethod(lambda *arguments: types.SimpleNamespace())
+        kopt_cuda_plan_size = staticmethod(lambda *arguments: seen.append(list(inside)) or 64)
+
+        def __getattr__(self, name):
+            return lambda *arguments: seen.append(list(inside)) or 0
+
+    @contextlib.contextmanager
+    def current(device):
+        inside.append(device)
+        yield
+        inside.pop()
+
+    kept = {name: getattr(calls, name) for name in ("gpu", "current", "stream_of", "load_kernels")}
+    assert kept["current"](torch.device("cuda", 1)).idx == 1
+    (p,) = params = parameters(shapes=((300,),))
+    try:
+        calls.CALLS["cpu"], calls.gpu, calls.current = calls.GpuCall, Library(), current
+        calls.stream_of, calls.load_kernels = (lambda device: seen.append(list(inside)) or 0), lambda: None
+        steps(KahanAdamW(params), params, 3)
+    finally:
+        calls.CALLS["cpu"] = calls.Call
+        for name, x in kept.items():
+            setattr(calls, name, x)
+    assert len(seen) > 8 and all(devices == [p.device] for devices in seen), seen
 
 
 @test
@@ -1074,6 +1110,62 @@ def overruled():
         said = [str(w.message) for w in caught if "load_state_dict() sets" in str(w.message)]
         assert len(said) == (words is not None) and (not said or words in said[0]), (options, said)
         assert other.param_groups[0]["threads"] == 2 and other.param_groups[0]["rounding"] == "kahan"
+
+
+@test
+def feedback():
+    """rounding="feedback" has the bits of the library with its own blocks, whatever the rate does, also after a load; a
+    state of another rounding keeps its momentum"""
+    rates = [0.01, 0.002, 0.02, 0, 0.03, 0.03, 0.001, 0.004, 0.004, 0.01]
+    for dtype, formats in itertools.product((BF16, FP16, F32), ("bf16", "f32", "q8", ("bf16", "q8"))):
+        params = parameters(dtype, ((70, 64), (300,), (1,)))
+        make = functools.partial(KahanAdamW, rounding="feedback", moment_format=formats, seed=5)
+        optimizer, weights = make(params, lr=1.0), [p.detach().clone() for p in params]
+        blocks = [torch.zeros(64 + 16 * p.numel() + 16 * 9, dtype=torch.uint8) for p in params]
+        steps_of = [0] * len(params)
+        for turn, rate in enumerate(rates):
+            if turn in (3, 6):
+                optimizer = make(params, lr=1.0)
+                optimizer.load_state_dict(pickle.loads(pickle.dumps(saved)))
+            optimizer.param_groups[0]["lr"] = rate
+            set_grads(params, turn)
+            if turn == 4:
+                params[1].grad = None
+            for i, (p, w, b) in enumerate(zip(params, weights, blocks)):
+                if p.grad is None:
+                    continue
+                opt = options_of(optimizer.param_groups[0], dtype, kahan_opt.state.formats_of(
+                    optimizer.param_groups[0], p))
+                g = p.grad.clone()
+                t = k.kopt_tensor_of(w.data_ptr(), FORMATS[dtype], g.data_ptr(), FORMATS[dtype], p.numel(),
+                                     b.data_ptr(), len(b))
+                t.id, opt.step = i, steps_of[i]
+                if turn == 0:
+                    k.check(k.kopt_state_init(opt, t, 1, None))
+                k.check(k.kopt_optimizer_step(opt, t, 1))
+                steps_of[i] += 1
+            optimizer.step()
+            saved = copy.deepcopy(optimizer.state_dict())
+            assert equal(params, weights), (dtype, formats, turn)
+        assert ("rate" in optimizer.state[params[0]]) == (dtype != F32)
+    p = Parameter(noise(4096))
+    theirs = torch.optim.AdamW([p], lr=1e-3)
+    steps(theirs, [p], 3)
+    begin, momentum = p.detach().clone(), theirs.state[p]["exp_avg"].float()
+    ours = KahanAdamW([p], lr=1e-3, weight_decay=0, rounding="feedback")
+    ours.load_state_dict(dict(theirs.state_dict(), param_groups=ours.state_dict()["param_groups"]))
+    p.grad = torch.zeros_like(p)
+    ours.step()
+    moved = begin.float() - p.detach().float()
+    assert float(moved @ momentum / moved.norm() / momentum.norm()) > 0.2  # of noise alone: 0.016
+    assert abs(ours.state[p]["rate"] * (1 - 0.9 ** 4) / 1e-3 - 1) < 1e-6  # with the bias correction of step 4
+    other = KahanAdamW([p], lr=1e-3)
+    other.load_state_dict(dict(ours.state_dict(), param_groups=other.state_dict()["param_groups"]))
+    set_grads([p], 1)
+    other.step()
+    assert "rate" not in other.state[p] and "residual" in other.state[p]
+    refused(ValueError, "KOPT_FEEDBACK is for Adam", KahanOptimizer, [p], "lion", rounding="feedback")
+    refused(ValueError, "KOPT_FEEDBACK is for Adam", KahanSGD, [p], rounding="feedback")
 
 
 @test

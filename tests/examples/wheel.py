@@ -1,5 +1,6 @@
 """Builds the wheel and the source archive of the package for Python, twice, and checks them: the same bytes, metadata,
-an install without network in a fresh environment, types, an editable install. Publishes nothing. Prints TAP.
+an install without network in a fresh environment, types, an editable install; with NVCC, the kernels for GPUs.
+Publishes nothing. Prints TAP.
 
     python3 tests/examples/wheel.py FOLDER      FOLDER: gets them"""
 import glob
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 count = failed = 0
 USER = """
@@ -71,11 +73,18 @@ def used(python, folder):
 
 def main():
     folder = sys.argv[1]
+    gpu = bool(os.environ.get("NVCC"))
     first, second = build(folder), build(folder)
     report(len(first) == 2 and first == second, "two builds have the same bytes: " + ", ".join(sorted(first)))
     wheel, = (name for name in first if name.endswith(".whl"))
     report("-py3-none-" in wheel and (sys.platform != "linux" or "-manylinux_2_" in wheel),
            "one wheel for all Pythons of the platform", wheel)
+    if gpu:
+        names = zipfile.ZipFile(os.path.join(folder, wheel)).namelist()
+        there_too = {"kahan_opt/" + name for name in ("cuda.py", "libkahan_opt_cuda.so", "libkahan_opt_cuda.ptx.xz")}
+        report(there_too <= set(names) and "manylinux_2_17" in wheel,
+               "the wheel has the kernels for GPUs, and needs no later glibc", wheel)
+        os.environ["NVCC"] = ""  # once is enough
     if there("twine"):
         status, said = run(sys.executable, "-m", "twine", "check", "--strict", *glob.glob(folder + "/*"))
         report(status == 0, "twine accepts the metadata", said)
@@ -90,6 +99,10 @@ def main():
         status, said = install(os.path.join(folder, wheel))
         report(status == 0, "a fresh environment: pip installs the wheel without network", said)
         used(python, place)
+        if gpu:
+            status, said = run(python, "-c", "from kahan_opt import header, calls\ntry:\n    calls.load_kernels()\n"
+                               "except header.kopt_error as e:\n    print(e)", cwd=place)
+            report(status == 0, "the wheel's kernels load, or it says that there is no driver", said)
         if there("mypy") and there("torch"):
             with open(os.path.join(place, "user.py"), "w", encoding="utf-8") as f:
                 f.write(USER)

@@ -4,7 +4,8 @@
     python3 docs/examples/python/backend.py FOLDER [cuda]       the same package in FOLDER, without pip
     python3 docs/examples/python/backend.py FOLDER wheel        a wheel for all Pythons of this platform, and an sdist
 
-It needs Python and a C compiler, nothing else. The header is the one of the repository; only an sdist has a copy."""
+It needs Python and a C compiler. With NVCC, the command of CUDA's compiler, the package also has the PTX of kernels for
+GPUs, which the driver compiles where it runs. The headers are those of the repository; only an sdist has copies."""
 import ast
 import base64
 import gzip
@@ -26,7 +27,7 @@ sys.path.insert(0, HERE)
 sys.dont_write_bytecode = True  # nothing is written beside the sources
 import bindings  # noqa: E402
 
-HEADER = "kahan_opt.h"
+HEADER, CUDA, NVCC = "kahan_opt.h", "kahan_opt_cuda.cuh", os.environ.get("NVCC")
 ROOT = HERE if os.path.exists(os.path.join(HERE, HEADER)) else os.path.normpath(os.path.join(HERE, "..", "..", ".."))
 COMPILERS = ("cc", "gcc", "clang", "clang-cl", "x86_64-w64-mingw32-gcc") if os.name == "nt" else ("cc", "gcc", "clang")
 
@@ -41,9 +42,8 @@ def compiler():
     """The command of a C compiler: CC, or the first that is there."""
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
-    for name in COMPILERS:
-        if shutil.which(name):
-            return [name]
+    if any(map(shutil.which, COMPILERS)):
+        return [next(filter(shutil.which, COMPILERS))]
     sys.exit("kahan_opt needs a C compiler, and there is none of %s. Install gcc or clang (Debian: apt install gcc; "
              "macOS: xcode-select --install; Windows: MinGW-w64 or LLVM), or set CC to the command of yours."
              % ", ".join(COMPILERS))
@@ -56,18 +56,29 @@ def build(folder, cuda=False, copy=shutil.copy):
     for name in os.listdir(os.path.join(HERE, "kahan_opt")):
         if name.endswith((".py", ".typed")):
             copy(os.path.join(HERE, "kahan_opt", name), os.path.join(package, name))
-    sources = [HEADER, "kahan_opt_cuda.cuh"] if cuda else [HEADER]
-    bindings.main([os.path.join(ROOT, name) for name in sources], folder)
-    library = os.path.join(package, "libkahan_opt" + (".dll" if os.name == "nt" else ".so"))
-    command, source = compiler(), os.path.join(folder, "kahan_opt.c")
-    if os.path.basename(command[0]).lower() in ("clang-cl", "clang-cl.exe"):
-        command += ["/nologo", "/LD", "/O2", "/I" + ROOT, "/Fe" + library, source]
-    else:
-        command += ["-shared", "-O2", "-I" + ROOT, "-o", library, source] + ["-fPIC"] * (os.name != "nt")
-    run(command)
+    bindings.main([os.path.join(ROOT, name) for name in [HEADER, CUDA][:1 + cuda]], folder)
+    for name, language in [("kahan_opt.c", []), ("kahan_opt_cuda.cu", ["-x", "c++"])][:1 + cuda]:
+        command, source = compiler(), os.path.join(folder, name)
+        library = os.path.join(package, "lib" + name.split(".")[0] + (".dll" if os.name == "nt" else ".so"))
+        if os.path.basename(command[0]).lower() in ("clang-cl", "clang-cl.exe"):
+            run(command + ["/nologo", "/LD", "/O2", "/I" + ROOT, "/Fe" + library, "/TP" if language else "/TC", source])
+        else:
+            run(command + ["-shared", "-O2", "-I" + ROOT, "-o", library, *language, source]
+                + ["-fPIC", "-ldl"] * (os.name != "nt"))
     if cuda:
-        run([os.environ["NVCC"], "-arch=native", "-O3", "-shared", "-Xcompiler", "-fPIC", "-I" + ROOT, "-o",
-             os.path.join(package, "libkahan_opt_cuda.so"), os.path.join(folder, "kahan_opt_cuda.cu")])
+        import lzma  # which not every Python has
+        run(shlex.split(os.environ["NVCC"]) +
+            ["-ptx", "-arch=compute_75", "-I" + ROOT, "-o", source[:-2] + "ptx", source])
+        with open(source[:-2] + "ptx", encoding="utf-8") as f, lzma.open(
+                os.path.join(package, "libkahan_opt_cuda.ptx.xz"), "wb") as packed:
+            packed.write(texts(f.read()))
+
+
+def texts(ptx):
+    """A text for each kernel, so that the driver compiles those that are used; in the version of CUDA 12.0."""
+    ptx = re.sub(r'//.*|^\s*\.pragma "used_bytes_mask.*', "", ptx, flags=re.M)  # a hint of later versions
+    head, *kernels = re.split(r"^(?=\.entry )", re.sub(r"^\.version .*", ".version 8.0", ptx, flags=re.M), flags=re.M)
+    return b"".join((re.sub(r"\s*\n\s*", "\n", head + kernel) + "\0").encode() for kernel in kernels)
 
 
 def run(command):
@@ -113,11 +124,11 @@ def write_wheel(folder, files, tag):
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None, manylinux=False):
     platform = re.sub(r"\W", "_", sysconfig.get_platform())
     with tempfile.TemporaryDirectory() as folder:
-        build(folder)
+        build(folder, bool(NVCC))
         names = ["kahan_opt/" + name for name in os.listdir(os.path.join(folder, "kahan_opt"))]
         files = {name: open(os.path.join(folder, name), "rb").read() for name in names}
     if manylinux:  # the newest glibc that the library asks for
-        symbols = re.findall(rb"GLIBC_2\.(\d+)", files["kahan_opt/libkahan_opt.so"])
+        symbols = [n for name in files if name.endswith(".so") for n in re.findall(rb"GLIBC_2\.(\d+)", files[name])]
         platform = platform.replace("linux", "manylinux_2_%d" % max(17, *map(int, symbols)))
     return write_wheel(wheel_directory, files, "py3-none-" + platform)
 
@@ -126,13 +137,13 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
     """A package of links to the sources, in build/editable; what is compiled or generated is not made again."""
     folder = os.path.join(ROOT, "build", "editable")
     shutil.rmtree(folder, ignore_errors=True)
-    build(folder, copy=os.symlink)
+    build(folder, bool(NVCC), os.symlink)
     return write_wheel(wheel_directory, {"kahan_opt.pth": (folder + "\n").encode()}, "py3-none-any")
 
 
 def build_sdist(sdist_directory, config_settings=None):
     base, files = "kahan_opt-" + version(), {"PKG-INFO": metadata().encode()}
-    for folder, names in ((ROOT, (HEADER, "LICENSE")), (HERE, ("pyproject.toml", "backend.py", "bindings.py")),
+    for folder, names in ((ROOT, (HEADER, CUDA, "LICENSE")), (HERE, ("pyproject.toml", "backend.py", "bindings.py")),
                           (HERE, ["kahan_opt/" + name for name in os.listdir(os.path.join(HERE, "kahan_opt"))])):
         files.update((name, open(os.path.join(folder, name), "rb").read())
                      for name in names if os.path.isfile(os.path.join(folder, name)))

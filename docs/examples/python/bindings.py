@@ -3,9 +3,8 @@
     python3 docs/examples/python/bindings.py kahan_opt.h build/python
     cc -shared -fPIC -O2 -I. -o build/python/kahan_opt/libkahan_opt.so build/python/kahan_opt.c
 
-The first command writes kahan_opt/header.py and kahan_opt.c. The C file holds the implementation and a table of the
-layouts as the C compiler sees them. When header.py is imported, it compares this table with its own layouts, and
-refuses a library that differs. backend.py, beside this file, does both; docs/pytorch.md shows how to use the result.
+The first command writes kahan_opt/header.py and kahan_opt.c: the implementation and a table of the layouts as the C
+compiler sees them, with which header.py compares its own. backend.py, beside this file, does both.
 
 Bindings that are written by hand ask the library for its layouts, by kopt_layout_of(): docs/examples/languages."""
 import os
@@ -102,10 +101,6 @@ if wrong_:
 {extra}'''
 
 EXTRA = '''
-if kopt_version() != KOPT_VERSION:
-    raise ImportError("%s has version %d of the library, but %s was made from version %d: build it again"
-                      % (path_, kopt_version(), __file__, KOPT_VERSION))
-
 
 class kopt_error(RuntimeError):
     """What check() raises. result: the kopt_result."""
@@ -138,6 +133,9 @@ typedef struct kopt_layout_row {{
     const char *name;
     int64_t a, b;
 }} kopt_layout_row;
+#if defined(__gnu_linux__) && defined(__x86_64__) && defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(__CUDACC__)
+__asm__(".symver dlopen, dlopen@GLIBC_2.2.5; .symver dlsym, dlsym@GLIBC_2.2.5"); /* not those of glibc 2.34 */
+#endif
 {api} const kopt_layout_row {table}[];
 const kopt_layout_row {table}[] = {{
 {rows}
@@ -151,10 +149,6 @@ int64_t {table}_of(const char *name) {{
     return row->name ? row->a : -1;
 }}
 '''
-
-
-def public(name):
-    return not name.endswith("_")
 
 
 class Header:
@@ -191,13 +185,13 @@ class Header:
                 if item:
                     value = eval(given, {}, self.numbers) if given else value + 1
                     self.numbers[item] = value
-                    if public(item):
+                    if not item.endswith("_"):
                         self.constants.append(item)
                         values[value] = item
             if name:
                 self.enums[name] = values
                 self.types[name] = "int"
-        found = [s for s in re.findall(r"typedef struct (\w+) \{(.*?)\} \1;", text, re.S) if public(s[0])]
+        found = [s for s in re.findall(r"typedef struct (\w+) \{(.*?)\} \1;", text, re.S) if not s[0].endswith("_")]
         for name, body in found:
             self.types[name] = name
         for name, body in found:

@@ -1,10 +1,12 @@
 """A call of the library: a step of the tensors of a group that have the same dtype, device, formats and step count."""
 import array
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import operator
 import os
+import struct
 import sys
 import weakref
 
@@ -13,7 +15,7 @@ import torch
 from . import header as k
 from . import state
 from .options import FORMATS, bare, layout_of, make
-from .state import dense, first_index, forget_residual, formats_of, like, local, point, tensors_of
+from .state import dense, first_index, forget_residual, formats_of, like, local, pays_back, point, tensors_of
 
 try:
     from . import cuda as gpu
@@ -21,6 +23,7 @@ except ImportError as error:
     gpu, no_gpu = None, error
 
 ADDRESS = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "I"
+RATES = struct.Struct("=IfIf")  # two steps and their rates: kopt_state_arrays
 THREADED = 65536  # weights; with fewer, waking the threads takes longer than the step
 
 try:  # as any operation in place does, it tells autograd that the values are new
@@ -32,15 +35,26 @@ except (ImportError, TypeError, AttributeError):  # PyTorch before 2.6
             p.detach().as_strided((0,), (1,)).zero_()
 
 
+def current(device):
+    """Makes a GPU the current one: the default stream, and what is launched, belong to it."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 def stream_of(device):
     return torch.cuda.current_stream(device).cuda_stream
 
 
 @functools.lru_cache(None)
-def pool(threads):
-    return concurrent.futures.ThreadPoolExecutor(threads)
+def load_kernels():
+    """Hands the PTX of all kernels to the library, which keeps its address."""
+    import lzma  # which not every Python has
+    with lzma.open(os.path.splitext(gpu.path_)[0] + ".ptx.xz") as f:
+        ptx = f.read()
+    k.check(gpu.kopt_cuda_use_ptx(ptx, len(ptx)), "a GPU needs NVIDIA's driver 525 or later")
+    return ptx
 
 
+pool = functools.lru_cache(None)(concurrent.futures.ThreadPoolExecutor)  # by the number of threads
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=pool.cache_clear)  # a child process has none of these threads
 
@@ -85,7 +99,7 @@ class Entry:
     """What a step needs of a parameter and its state, until one of their tensors is replaced or moves. It keeps none of
     them alive."""
     __slots__ = ("number", "layout", "formats", "names", "key", "references", "version", "kind", "plain", "sharded",
-                 "gap", "n", "arrays", "tensor")
+                 "gap", "n", "arrays", "rates", "tensor")
 
     def __init__(self, group, number, p, s, version, lost):
         """lost() is called when one of the tensors has died: another may get its id and its address."""
@@ -100,6 +114,11 @@ class Entry:
         self.references = [weakref.ref(x, lambda _, i=id(p): lost(i)) for x in (p, *tensors)]
         self.arrays = k.kopt_state_arrays(ctypes.sizeof(k.kopt_state_arrays))
         point(self.arrays, table, list(map(local, tensors)))
+        self.rates = bytearray(16) if pays_back(group, p) else None  # of the library, in a step
+        if self.rates:
+            if p.device.type != "cpu":
+                raise ValueError("rounding='feedback' is for the CPU")
+            self.arrays.rates = ctypes.addressof(ctypes.c_char.from_buffer(self.rates))
         t = k.kopt_tensor(
             weight=part.data_ptr(), n=self.n, id=number, first_index=first_index(p), weight_format=FORMATS[p.dtype],
             grad_format=FORMATS[p.grad.dtype], arrays=ctypes.pointer(self.arrays) if table else None)
@@ -172,6 +191,9 @@ class Call:
         if "residual" in first.names and [p._version for p in self.params] != [e.version for e in self.entries]:
             for e, p, s in zip(self.entries, self.params, states):
                 e.settle(p, s)
+        if first.rates:
+            for e, s in zip(self.entries, states):
+                RATES.pack_into(e.rates, 0, s["step"], s["rate"], 0, 0.0)
 
     def set_grads(self, grads):
         """Their addresses, which may be new in each step."""
@@ -229,6 +251,9 @@ class Call:
         self.finish()
 
     def finish(self):
+        for e, s in zip(self.entries, self.states) if self.entries[0].rates else ():
+            _, last, number, rate = RATES.unpack(e.rates)
+            s["rate"] = rate if number == self.step else last  # a step with a rate of 0 leaves it
         for s in self.states:
             s["step"] = self.step
         for copy, i in zip(self.grads[len(self.params):], self.gaps):
@@ -248,8 +273,7 @@ class GpuCall(Call):
 
     def __init__(self, optimizer, group, entries, other=None):
         super().__init__(optimizer, group, entries)
-        self.built = self.placed = None
-        self.stopped = False  # by an error: the plan skips all steps
+        self.built, self.placed, self.stopped = None, None, False  # stopped, by an error: the plan skips all steps
         if other is not None and other.built == self.without_addresses():
             self.plan, self.memory, self.host, self.built = other.plan, other.memory, other.host, other.built
             self.stopped = other.stopped
@@ -261,11 +285,16 @@ class GpuCall(Call):
         return bytes(tensors)
 
     def run(self):
+        with current(self.params[0].device):
+            self.launch()
+
+    def launch(self):
         if gpu is None:
-            raise RuntimeError("a GPU needs the package of ./build.sh python cuda (%s)" % no_gpu)
+            raise RuntimeError("this package has no kernels for a GPU: it was built without nvcc (%s)" % no_gpu)
         stream, placed = stream_of(self.params[0].device), bytes(self.tensors)
         stopped, self.stopped = self.stopped, True
         if self.built is None:
+            load_kernels()
             group = gpu.kopt_cuda_group(ctypes.pointer(self.opt), self.tensors, len(self.tensors))
             size = gpu.kopt_cuda_plan_size(group, 1)
             self.plan, self.host = gpu.kopt_cuda_plan(), torch.zeros(size, dtype=torch.uint8)

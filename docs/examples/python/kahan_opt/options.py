@@ -22,7 +22,8 @@ RULES = {  # name: constructor, the options that only it has, and the names of i
 MOMENTS_OF_ALL = tuple({name: None for _, _, names in RULES.values() for name in names})
 NOT_IN_TORCH = ("adan", "ranger")  # torch.optim has no moments like theirs
 WORDS = {  # the options that are enums; all but the weights' own format decide the layout of the state
-    "rounding": ("nearest", "stochastic", "kahan", "compact", "exact"), "moment_format": ("f32", "bf16", "fp16", "q8"),
+    "rounding": ("nearest", "stochastic", "kahan", "compact", "exact", "feedback"),
+    "moment_format": ("f32", "bf16", "fp16", "q8"),
     "moment_rounding": ("nearest", "stochastic"), "residual_rounding": ("nearest", "stochastic"),
     "decay_mode": ("l2", "decoupled", "fully_decoupled")}
 RESIDUALS = ("zero", "random", None)  # at first: an option of the package, not of the header
@@ -46,7 +47,8 @@ MEANINGS = {  # option: what it is, and what torch.optim has instead; None: the 
     "amsgrad": ("divide by the root of the largest mean square so far; one moment more", None),
     "maximize": ("go up the gradient", None),
     "rounding": ("of 16-bit weights. kahan, compact, exact: a residual of 2, 1, 2 bytes per weight is kept beside "
-                 "them; stochastic: none, and noise; nearest: none, and small updates are lost",
+                 "them; feedback: none, the first moment pays the rounding error back; stochastic: none, and noise; "
+                 "nearest: none, and small updates are lost",
                  ABSENT + ": it is nearest there"),
     "moment_format": ("of the moments: 4, 2, 2 or 1.016 bytes each. None: f32 for float32 parameters, bf16 for others. "
                       "A pair: (of averages, of mean squares). q8 is for tensors whose rows are whole blocks of 64 "
@@ -154,7 +156,7 @@ def validate(group, number):
         if len(values) != 2 or any(x not in words and not (name == "moment_format" and x is None) for x in values):
             raise ValueError("Invalid %s: %r: choose one of %s%s" % (
                 name, group[name], ", ".join(filter(None, words)), where))
-    if group["residual"] == "random" and group["rounding"] == "nearest":
+    if group["residual"] == "random" and group["rounding"] in ("nearest", "feedback"):
         raise ValueError("residual='random' needs a rounding that keeps one: kahan, compact or exact%s" % where)
     if isinstance(group["lr"], torch.Tensor) and group["lr"].numel() != 1:
         raise ValueError("Tensor lr must be 1-element" + where)

@@ -1,5 +1,6 @@
 """A parameter and its state: tensors of its shape, with the names of torch.optim."""
 import ctypes
+import math
 import struct
 import zlib
 
@@ -108,8 +109,9 @@ class Host:
         self.p, self.weight, self.opt = local(p), dense(local(p)).cpu(), bare(group, p.dtype, formats)
         self.table, self.arrays = tensors_of(group, p, formats), k.kopt_state_arrays(k.sizeof(k.kopt_state_arrays))
         self.theirs = [local(s[name]) for name, _, _, _ in self.table]
-        self.ours = [x.cpu() for x in self.theirs]
+        self.ours, self.rates = [x.cpu() for x in self.theirs], torch.zeros(4)
         point(self.arrays, self.table, self.ours)
+        self.arrays.rates = self.rates.data_ptr()
         self.t = k.kopt_tensor(weight=self.weight.data_ptr(), weight_format=FORMATS[p.dtype], n=self.p.numel(),
                                id=number, first_index=first_index(p), arrays=k.pointer(self.arrays))
 
@@ -137,9 +139,14 @@ class Host:
                 theirs.copy_(ours)
 
 
+def pays_back(group, p):
+    """Is its state to have the rate of its last step? (KOPT_FEEDBACK)"""
+    return group["rounding"] == "feedback" and p.dtype != torch.float32
+
+
 def begun(group, p):
     """The state of a parameter before its first step."""
-    s = {"step": 0}
+    s = {"step": 0, "rate": 0.0} if pays_back(group, p) else {"step": 0}
     s.update((name, zeros(p, field, dtype)) for name, field, _, dtype in tensors_of(group, p, formats_of(group, p)))
     if "slow" in s:
         s["slow"].copy_(p.detach())
@@ -188,6 +195,9 @@ def fitted(group, p, s):
         raise ValueError("it has %s, but should have step, %s" % (
             ", ".join(sorted(have | {"step"} & s.keys())) or "nothing", ", ".join(row[0] for row in table)))
     result = dict(s, step=int(s.get("step", 1)))  # what is not counted has been stepped
+    result.pop("rate", None)
+    if pays_back(group, p):  # moments of another rounding owe nothing, whatever the rate is
+        result["rate"] = float(s.get("rate", math.inf))
     codes = [s[name] for name, field, _, dtype in table if field == "moment" and dtype == torch.uint8]
     # scales go by the order that the codes have in memory
     coded = torch.empty_like(codes[0].detach(), dtype=p.dtype) if codes else p

@@ -18,9 +18,8 @@ from .state import Host, begun, fitted, local
 
 Params = Iterable[Union[Tensor, Dict[str, Any], Tuple[str, Tensor]]]
 Rate = Union[float, Tensor]
-
-
 _untraced = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)  # by torch.compile
+_number_of = functools.lru_cache(None)(lambda name: zlib.crc32(name.encode()))  # the id of a parameter with a name
 grad_of, kind_of = operator.attrgetter("grad"), operator.attrgetter("kind")
 Formats = Union[None, str, Tuple[Optional[str], Optional[str]]]
 
@@ -33,12 +32,6 @@ class Uncast:
 
     def __deepcopy__(self, memo):
         return self
-
-
-@functools.lru_cache(None)
-def _number_of(name):
-    """The id of a parameter with a name."""
-    return zlib.crc32(name.encode())
 
 
 class KahanOptimizer(torch.optim.Optimizer):
@@ -388,7 +381,6 @@ class KahanOptimizer(torch.optim.Optimizer):
         rule = self.defaults["rule"]
         if rule in NOT_IN_TORCH:
             raise ValueError("torch.optim has nothing like " + rule)
-
         result = self.state_dict()
         for group, packed in zip(self.param_groups, result["param_groups"]):
             for p, index in zip(group["params"], packed["params"]):
@@ -449,7 +441,6 @@ class KahanOptimizer(torch.optim.Optimizer):
         increment_version([local(p) for _, _, p in members])
         self.weights_restored()
 
-
     @torch.no_grad()
     def full_state_dict(self, model: torch.nn.Module) -> Dict[str, Any]:
         """model.state_dict() with full weights: fp32, by name. Buffers, and weights of no optimizer, are as there."""
@@ -485,10 +476,9 @@ class KahanAdamW(KahanOptimizer):
                  max_lr: Optional[float] = None, stable: bool = False, seed: int = 0, threads: Optional[int] = None,
                  residual: Optional[str] = None, **others: Any) -> None:
         super().__init__(params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
-                         maximize=maximize, rounding=rounding, moment_format=moment_format,
-                         moment_rounding=moment_rounding, residual_rounding=residual_rounding,
-                         decay_mode=decay_mode, max_lr=max_lr, stable=stable, seed=seed, threads=threads,
-                         residual=residual, **others)
+                         maximize=maximize, rounding=rounding, moment_format=moment_format, seed=seed, threads=threads,
+                         moment_rounding=moment_rounding, residual_rounding=residual_rounding, residual=residual,
+                         decay_mode=decay_mode, max_lr=max_lr, stable=stable, **others)
 
 
 class KahanSGD(KahanOptimizer):
