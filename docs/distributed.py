@@ -75,14 +75,10 @@ def tables():
             row(state + (", error feedback" if compressed else ""),
                 "%d + %s / D" % (whole, number(SUM + STATES[state][0], 4)),
                 *[number(zero1(state, d, compressed) * n / p / 1e9) for n, p, d in CLUSTERS])
-    print("\nGB on each rank when weights and gradients are divided, too (ZeRO-3, FSDP), and GB of a checkpoint:\n")
-    everywhere = [(n, p * d) for n, p, d in CLUSTERS]
-    head("", "bytes per parameter", *["%s on %d" % (power(n), ranks) for n, ranks in everywhere],
-         "checkpoint of 10^12")
+    print("\nBytes per parameter, of all ranks together, when weights and gradients are divided, too (ZeRO-3, FSDP):\n")
+    head("", "in memory", "in a checkpoint")
     for state, (kept, saved) in STATES.items():
-        whole = WEIGHT + GRADIENT + kept
-        row(state, number(whole), *[number(whole * n / ranks / 1e9) for n, ranks in everywhere],
-            number(saved * 1e12 / 1e9, 4))
+        row(state, number(WEIGHT + GRADIENT + kept), number(saved, 4))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@
 
    exp, log and tanh are the header's vector mathematics, by its own code. With SLEEF: -DKAHAN_OPT_SLEEF ... -lsleef.
 
-   Results: a table, a plot and a sample of text on stdout; build/demo/loss.csv and build/demo/loss.svg.
+   Results: a table, a plot and a sample of text on stdout; build/demo/loss.csv and build/demo/loss.svg, and
+   build/demo/arrived.svg: the share of the updates that reaches the weights which the model reads.
    Exit status: 0 if the arms end as close to fp32 as they should, and nearest does not (see verdict), 1 if not, 2 if
    something could not be read or written. */
 
@@ -70,7 +71,8 @@ enum {
     STEPS = 10000,
     LOGS = 20, /* points of a loss curve */
     LOG_EVERY = STEPS / LOGS,
-    SAMPLE = 300, /* bytes of text generated at the end */
+    SHADOWED = (LOG_EVERY + 9) / 10, /* so many steps in the middle of each of these are measured by a shadow */
+    SAMPLE = 300,                    /* bytes of text generated at the end */
     SEED = 1,
 
     MIN_BYTES = 4096, /* of FILE */
@@ -168,6 +170,7 @@ static Setup setup_atan2(void) {
 typedef struct {
     double train_loss[LOGS]; /* mean since the previous point, in nats per byte */
     double val_loss[LOGS];   /* on all held-out bytes */
+    double arrived[LOGS];    /* the share of the updates that arrives in the weights (see Shadow) */
     double final_train;      /* mean of the last tenth of the steps */
     double final_val;        /* the last point of val_loss */
     double bytes_per_parameter, seconds;
@@ -510,6 +513,65 @@ static void show_progress(const Setup *setup, int arm, int step, double loss, do
     if (terminal && done == all) fputs("\r\033[K", stderr);
 }
 
+/* An fp32 step beside a step, from the same full weights, moments and gradients, says which update is intended. The
+   share of it that arrives is the projection of what happens to the weights which the model reads. */
+typedef struct {
+    kopt_tensor tensor[PARAMETERS];
+    float *full, *intended, *moment, *before; /* of all tensors; moment: of one at a time */
+    double arrived, length;
+} Shadow;
+
+static void shadow_make(Shadow *s, const Model *m, size_t parameters) {
+    float *at = s->intended = allocate(parameters * sizeof *at);
+    s->full = allocate(parameters * sizeof *at);
+    s->moment = allocate(parameters * sizeof *at);
+    s->before = allocate(parameters * sizeof *at);
+    s->arrived = s->length = 0;
+    for (int p = 0; p < PARAMETERS; at += parameter_size(p++)) {
+        const size_t n = parameter_size(p);
+        s->tensor[p] = kopt_tensor_of(at, KOPT_F32, m->grad[p].stored, m->grad[p].format, n, NULL, 0);
+        s->tensor[p].state_size = KOPT_STATE_BYTES(n, 8); /* two fp32 moments */
+        s->tensor[p].state = allocate(s->tensor[p].state_size);
+    }
+    check(kopt_list_set_ids(s->tensor, PARAMETERS, 0));
+}
+
+static void shadow_free(Shadow *s) {
+    for (int p = 0; p < PARAMETERS; p++) free(s->tensor[p].state);
+    free(s->full), free(s->intended), free(s->moment), free(s->before);
+}
+
+/* Before the step. */
+static void shadow_step(Shadow *s, const kopt_optimizer *opt, const kopt_tensor *tensors, const Model *m,
+                        double loss_scale) {
+    kopt_optimizer fp32 = *opt;
+    float *full = s->full, *before = s->before;
+    fp32.first_moment_format = fp32.second_moment_format = KOPT_F32;
+    fp32.grad_scale /= loss_scale;
+    for (int p = 0; p < PARAMETERS; full += tensors[p].n, before += tensors[p++].n) {
+        check(kopt_state_read(opt, &tensors[p], KOPT_SLOT_WEIGHT, full));
+        memcpy(before, m->weight[p].value, tensors[p].n * sizeof *before);
+    }
+    check(kopt_state_init(&fp32, s->tensor, PARAMETERS, s->full));
+    for (int p = 0; p < PARAMETERS; p++)
+        for (int slot = KOPT_SLOT_FIRST_MOMENT; slot <= KOPT_SLOT_SECOND_MOMENT; slot++) {
+            check(kopt_state_read(opt, &tensors[p], (kopt_slot)slot, s->moment));
+            check(kopt_state_write(&fp32, &s->tensor[p], (kopt_slot)slot, s->moment));
+        }
+    check(kopt_optimizer_step(&fp32, s->tensor, PARAMETERS));
+}
+
+/* After it. */
+static void shadow_compare(Shadow *s, const Model *m) {
+    size_t k = 0;
+    for (int p = 0; p < PARAMETERS; p++)
+        for (size_t i = 0; i < m->weight[p].n; i++, k++) {
+            const double wanted = (double)s->intended[k] - (double)s->full[k];
+            s->arrived += wanted * ((double)m->weight[p].value[i] - (double)s->before[k]);
+            s->length += wanted * wanted;
+        }
+}
+
 /* Trains one arm. This is where the optimizer is used. */
 static void train(Result *result, int index, const Setup *setup, const Data *d, double start) {
     const Arm *arm = &setup->arm[index];
@@ -550,6 +612,8 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
     check(kopt_state_init(&opt, tensors, PARAMETERS, initial));
     for (int p = 0; p < PARAMETERS; p++) tensor_load(&m.weight[p]);
     free(initial);
+    Shadow shadow;
+    shadow_make(&shadow, &m, parameters);
 
     kopt_scaler scaler = kopt_scaler_of(); /* of the loss, for fp16 */
     scaler.interval = SCALE_GROWS;
@@ -562,11 +626,14 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
 
         opt.lr = kopt_cosine_lr((uint32_t)step - 1, 0, STEPS + 1, learning_rate, 0);
         int skipped = 0;
+        const int place = step % LOG_EVERY - LOG_EVERY / 2, shadowed = place >= 0 && place < SHADOWED;
+        if (shadowed) shadow_step(&shadow, &opt, tensors, &m, format == KOPT_FP16 ? scaler.scale : 1);
         if (format == KOPT_FP16)
             check(kopt_scaler_step(&scaler, &opt, tensors, PARAMETERS, 0, NULL, &skipped));
         else
             check(kopt_optimizer_step(&opt, tensors, PARAMETERS));
         for (int p = 0; p < PARAMETERS; p++) tensor_load(&m.weight[p]);
+        if (shadowed && !skipped) shadow_compare(&shadow, &m);
         result->skipped += skipped;
 
         sum += loss;
@@ -574,7 +641,8 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
         if (step % LOG_EVERY == 0) {
             result->train_loss[step / LOG_EVERY - 1] = sum / LOG_EVERY;
             result->val_loss[step / LOG_EVERY - 1] = model_validate(&m, d);
-            sum = 0.0;
+            result->arrived[step / LOG_EVERY - 1] = shadow.arrived / shadow.length;
+            sum = shadow.arrived = shadow.length = 0.0;
         }
         show_progress(setup, index, step, loss, start);
     }
@@ -588,6 +656,7 @@ static void train(Result *result, int index, const Setup *setup, const Data *d, 
         if (arm->master) free(tensors[p].weight);
         free(tensors[p].state);
     }
+    shadow_free(&shadow);
     model_free(&m);
 }
 
@@ -692,18 +761,19 @@ static void close_output(FILE *file, const char *path) {
 }
 
 static void write_csv(FILE *file, const Result *results, const Setup *setup) {
-    fputs("arm,step,train_loss,val_loss\n", file);
+    fputs("arm,step,train_loss,val_loss,arrived\n", file);
     for (int arm = 0; arm < setup->arms; arm++)
         for (int i = 0; i < LOGS; i++)
-            fprintf(file, "%s,%d,%.6f,%.6f\n", setup->arm[arm].name, (i + 1) * LOG_EVERY, results[arm].train_loss[i],
-                    results[arm].val_loss[i]);
+            fprintf(file, "%s,%d,%.6f,%.6f,%.3f\n", setup->arm[arm].name, (i + 1) * LOG_EVERY,
+                    results[arm].train_loss[i], results[arm].val_loss[i], results[arm].arrived[i]);
 }
 
-/* Curves that lie on one another are drawn from wide to narrow, so that all of them can be seen. */
-static void write_svg(FILE *file, const Result *results, const Setup *setup) {
+/* The losses, or what arrives of the updates. Curves that lie on one another are drawn from wide to narrow, so that all
+   of them can be seen. */
+static void write_svg(FILE *file, const Result *results, const Setup *setup, int arrived) {
     const double left = 70, right = 700, top = 80, bottom = 410;
-    double low, high, tick = 0.01;
-    plot_range(results, setup->arms, &low, &high);
+    double low = -0.1, high = 1.3, tick = 0.01;
+    if (!arrived) plot_range(results, setup->arms, &low, &high);
     const double scale = (bottom - top) / (high - low);
     for (int i = 0; (high - low) / tick > 8; i++) tick *= i % 3 == 1 ? 2.5 : 2.0; /* 0.01, 0.02, 0.05, 0.1 ... */
 
@@ -714,10 +784,10 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
           file);
     fprintf(file, "<text x=\"%g\" y=\"34\" font-size=\"19\" font-weight=\"bold\">Training in %s, %s</text>\n", left,
             setup->name, setup->title);
-    fprintf(file,
-            "<text x=\"%g\" y=\"58\" fill=\"#57606a\">Validation loss, nats per byte. Beside the names: bytes "
-            "per parameter with gradient and AdamW state</text>\n",
-            left);
+    fprintf(file, "<text x=\"%g\" y=\"58\" fill=\"#57606a\">%s</text>\n", left,
+            arrived ? "Share of an update that arrives in the weights which the model reads"
+                    : "Validation loss, nats per byte. Beside the names: bytes per parameter with gradient and AdamW "
+                      "state");
 
     fprintf(file, "<path d=\"M%g %gV%gH%g\" fill=\"none\" stroke=\"#57606a\"/>\n", left, top, bottom, right);
     fprintf(file, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">training step</text>\n", (left + right) / 2,
@@ -725,7 +795,8 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
     for (double value = ceil(low / tick) * tick; value <= high; value += tick) {
         double y = bottom - (value - low) * scale;
         fprintf(file, "<path d=\"M%g %.1fH%g\" stroke=\"#e4e7eb\"/>", left + 1, y, right);
-        fprintf(file, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%.2f</text>\n", left - 10, y + 5, value);
+        fprintf(file, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%.2f</text>\n", left - 10, y + 5,
+                value + 0.0); /* no -0 */
     }
     for (int i = 0; i <= 4; i++) {
         double x = left + (right - left) * i / 4;
@@ -733,24 +804,30 @@ static void write_svg(FILE *file, const Result *results, const Setup *setup) {
         fprintf(file, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">%d</text>\n", x, bottom + 24, STEPS * i / 4);
     }
 
-    double label = bottom + 20; /* each at the end of its curve, or above the one before where that leaves no room */
+    /* Each label is at the end of its curve, or above the one before where that leaves no room. */
+    double end[MAX_ARMS], label[MAX_ARMS], before = bottom + 20;
+    for (int i = 0; i < setup->arms; i++) {
+        const int arm = setup->drawn[arrived ? setup->arms - 1 - i : i]; /* nearest is below, or above */
+        const double *value = arrived ? results[arm].arrived : results[arm].val_loss;
+        end[arm] = bottom - (fmin(value[LOGS - 1], high) - low) * scale;
+        before = label[arm] = fmin(end[arm], before - 20);
+    }
     for (int i = 0; i < setup->arms; i++) {
         const Result *r = &results[setup->drawn[i]];
+        const double *value = arrived ? r->arrived : r->val_loss, middle = arrived ? 0.5 : 1;
         const Arm *arm = &setup->arm[setup->drawn[i]];
         fprintf(file,
                 "<polyline clip-path=\"url(#plot)\" fill=\"none\" stroke=\"%s\" stroke-width=\"%g\" "
                 "stroke-dasharray=\"%s\" points=\"",
                 arm->colour, arm->width, arm->dash);
         for (int point = 0; point < LOGS; point++)
-            if (isfinite(r->val_loss[point]))
-                fprintf(file, "%.1f,%.1f ", left + (right - left) * (point + 1) / LOGS,
-                        bottom - (r->val_loss[point] - low) * scale);
-        double end = bottom - (fmin(r->val_loss[LOGS - 1], high) - low) * scale;
-        label = fmin(end, label - 20);
-        fprintf(file, "\"/>\n<path d=\"M%g %.1fL%g %.1f\" stroke=\"%s\" stroke-width=\"1.5\"/>", right + 2, end,
-                right + 16, label, arm->colour);
-        fprintf(file, "<text x=\"%g\" y=\"%.1f\">%s, %.0f bytes</text>\n", right + 21, label + 5, arm->name,
-                r->bytes_per_parameter);
+            if (isfinite(value[point]))
+                fprintf(file, "%.1f,%.1f ", left + (right - left) * (point + middle) / LOGS,
+                        bottom - (value[point] - low) * scale);
+        fprintf(file, "\"/>\n<path d=\"M%g %.1fL%g %.1f\" stroke=\"%s\" stroke-width=\"1.5\"/>", right + 2,
+                end[setup->drawn[i]], right + 16, label[setup->drawn[i]], arm->colour);
+        fprintf(file, "<text x=\"%g\" y=\"%.1f\">%s, %.0f bytes</text>\n", right + 21, label[setup->drawn[i]] + 5,
+                arm->name, r->bytes_per_parameter);
     }
     fputs("</svg>\n", file);
 }
@@ -842,8 +919,9 @@ int main(int argc, char **argv) {
     const Setup setup = atan2_rule ? setup_atan2() : by_precision ? setup_precisions(wanted) : setup_roundings(fp16);
 
     static const char csv_path[] = "build/demo/loss.csv", svg_path[] = "build/demo/loss.svg";
+    static const char arrived_path[] = "build/demo/arrived.svg";
     Data data = data_load(path);
-    FILE *csv = open_output(csv_path), *svg = open_output(svg_path);
+    FILE *csv = open_output(csv_path), *svg = open_output(svg_path), *arrived = open_output(arrived_path);
 
     size_t parameters = 0;
     for (int p = 0; p < PARAMETERS; p++) parameters += parameter_size(p);
@@ -859,12 +937,14 @@ int main(int argc, char **argv) {
     free(data.val);
 
     write_csv(csv, results, &setup);
-    write_svg(svg, results, &setup);
+    write_svg(svg, results, &setup, 0);
+    write_svg(arrived, results, &setup, 1);
     close_output(csv, csv_path);
     close_output(svg, svg_path);
+    close_output(arrived, arrived_path);
     print_table(results, &setup);
     plot_terminal(results, &setup);
-    printf("\nThe curves are in %s and %s.\n", csv_path, svg_path);
+    printf("\nThe curves are in %s and %s, what arrives of the updates in %s.\n", csv_path, svg_path, arrived_path);
     print_sample(&results[setup.sampled], setup.arm[setup.sampled].name);
     return by_precision || atan2_rule ? verdict_precisions(results, &setup) : verdict_roundings(results, &setup);
 }

@@ -66,7 +66,7 @@ full() { # what README.md shows: a minute
     report $? "README.md quotes what this run prints, within 0.1"
     grep -q 'instruction set ' $out/log
     report $? "it names the instruction set"
-    [ "$(head -1 build/demo/loss.csv)" = arm,step,train_loss,val_loss ]
+    [ "$(head -1 build/demo/loss.csv)" = arm,step,train_loss,val_loss,arrived ]
     report $? "loss.csv has its columns"
     for arm in fp32 nearest stochastic kahan exact; do
         grep -q "^$arm," build/demo/loss.csv
@@ -81,6 +81,12 @@ full() { # what README.md shows: a minute
     report $? "loss.csv ends at the validation losses of the table"
     ends build/demo/loss.svg $out/run
     report $? "... and so does loss.svg"
+    grep -q '</svg>' build/demo/arrived.svg &&
+        awk -F, '$1 == "fp32" && $5 != 1 { print } $1 == "nearest" && $2 == 10000 && $5 > 0.05 { print }
+            $1 ~ /^(stochastic|kahan|exact)$/ && ($5 < 0.5 || $5 > 1.5) { print }
+            END { if (NR != 101) print NR, "lines instead of 101" }' build/demo/loss.csv >$out/log
+    [ $? = 0 ] && [ ! -s $out/log ]
+    report $? "the updates arrive with stochastic, kahan and exact, and with nearest no more at the end"
 }
 ! turn 4 || full
 

@@ -322,7 +322,7 @@ int main(void) {
 }
 C
     whole=
-    for limit in cortex-m4f:20500 cortex-m0plus:30000; do
+    for limit in cortex-m4f:22000 cortex-m0plus:31000; do
         SOURCE=$out/whole.c run build ${limit%:*} $out/whole >$out/log 2>&1 &&
             run start ${limit%:*} $out/whole >>$out/log 2>&1
         status=$?
