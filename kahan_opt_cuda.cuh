@@ -322,8 +322,8 @@ typedef char kopt_cuda_scalars_fit_[offsetof(kopt_scalars_cuda_, slow_scale) <= 
 
 /* A group of the plan is two of these: that of the tensors with weight decay, and that of those with no_decay. */
 typedef struct alignas(16) kopt_cuda_group_ {
-    kopt_scalars_cuda_ k; /* of the current step. Kernels load its first KOPT_CUDA_SCALARS_ bytes as vectors */
-    uint32_t step_number, unused;
+    kopt_scalars_cuda_ k;         /* of the current step. Kernels load its first KOPT_CUDA_SCALARS_ bytes as vectors */
+    uint32_t step_number, unused; /* the first: step.step, where kernels load it with fewer instructions */
     kopt_begun_ step;
     kopt_optimizer opt;
     uint32_t result;
@@ -459,11 +459,12 @@ static void kopt_cuda_addresses_(void **to, const kopt_tensor *t) {
 /* Gives a tensor these addresses. The arrays that it has keep their places in a block. */
 static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *const *to) {
     const uint64_t lead = (8 - (t->pad & 7)) & 7;
-    kopt_byte_ **const inside[] = {&t->moment[0], &t->moment[1], &t->moment[2],    &t->moment[3],
-                                   &t->scale[0],  &t->scale[1],  &t->scale[2],     &t->scale[3],
-                                   &t->residual,  &t->slow,      &t->slow_residual};
-    const size_t size[] = {t->moment_size[0], t->moment_size[1], t->moment_size[2], t->moment_size[3], 0, 0, 0, 0,
-                           t->residual_size,  t->weight_size,    t->residual_size};
+    kopt_byte_ **const inside[] = {&t->moment[0], &t->moment[1], &t->moment[2],     &t->moment[3],
+                                   &t->scale[0],  &t->scale[1],  &t->scale[2],      &t->scale[3],
+                                   &t->residual,  &t->slow,      &t->slow_residual, &t->rates};
+    const size_t size[KOPT_CUDA_ADDRESSES_ - 4] = {
+        t->moment_size[0], t->moment_size[1], t->moment_size[2], t->moment_size[3], 0, 0, 0, 0,
+        t->residual_size,  t->weight_size,    t->residual_size};
     int wide, i;
     t->weight = (kopt_byte_ *)to[0];
     t->grad = (kopt_byte_ *)to[1];
@@ -471,12 +472,11 @@ static KOPT_HOST_DEVICE_ void kopt_cuda_place_(kopt_cuda_tensor_ *t, void *const
     wide = kopt_cuda_aligned_(t->weight, lead, t->weight_size) &&
            kopt_cuda_aligned_(t->grad, lead, t->grad_format == KOPT_F32 ? 4 : 2) &&
            kopt_cuda_aligned_(t->copy, lead, t->copy_format == KOPT_F32 ? 4 : 2);
-    for (i = 0; i < KOPT_ARRAYS_; i++) {
+    for (i = 0; i < KOPT_CUDA_ADDRESSES_ - 4; i++) {
         if (*inside[i] != NULL)
             *inside[i] = t->arrays ? (kopt_byte_ *)to[4 + i] : (kopt_byte_ *)to[2] + (*inside[i] - t->state);
         wide = wide && kopt_cuda_aligned_(*inside[i], lead, size[i]);
     }
-    if (t->rates != NULL) t->rates = t->arrays ? (kopt_byte_ *)to[15] : (kopt_byte_ *)to[2] + KOPT_RATES_;
     t->state = (kopt_byte_ *)to[2];
     t->wide = (uint8_t)wide;
 }
@@ -1235,7 +1235,7 @@ KOPT_CUDA_FN_ int kopt_cuda_clip_(double norm, double max_norm, const kopt_optim
     return kopt_finite_(s->grad_scale);
 }
 
-/* What the kernels of a step read, except for the options that never change, which kopt_cuda_plan_build() stores. */
+/* What the kernels of a step read. */
 KOPT_CUDA_FN_ void kopt_cuda_store_step_(kopt_cuda_group_ *group, const kopt_begun_ *s, uint32_t result) {
     kopt_scalars_cuda_ k = kopt_splat_step_cuda_(s, s->rate, s->weight_decay, s->l2);
     /* Not -0: the kernels test the bits of l2 and weight_decay instead of the flags. */
@@ -2043,8 +2043,6 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_build(kopt_cuda_plan *plan, void *byte
             }
             group[2 * g].opt = group[2 * g + 1].opt = *opt;
             group[2 * g + 1].opt.weight_decay = 0;
-            kopt_copy_options_(opt, &group[2 * g].step);
-            kopt_copy_options_(opt, &group[2 * g + 1].step);
             for (i = 0; i < groups[g].count; i++, index++) {
                 const kopt_tensor *const t = &groups[g].tensors[i];
                 const uint32_t at = next[kernels[t->weight_format][t->copy != NULL] + (pass == 0)]++;

@@ -14,16 +14,8 @@ FOLDER = sys.argv[1]
 CC = os.environ.get("CC", "cc").split()
 sys.path.insert(0, FOLDER)
 sys.dont_write_bytecode = True
-count = failed = 0
 
-
-def report(good, text, more=""):
-    global count, failed
-    count += 1
-    failed += not good
-    print("%s %d %s" % ("ok" if good else "not ok", count, text if text.startswith("#") else "- " + text))
-    if not good:
-        print("".join("# %s\n" % line for line in str(more).splitlines()), end="")
+from tap import done, report  # noqa: E402
 
 
 def declared():
@@ -220,8 +212,7 @@ def main():
     refuses()
     installs()
     page("bindings.py", "docs/pytorch.md: the examples with NumPy run", "numpy")
-    print("1..%d" % count)
-    sys.exit(failed > 0)
+    sys.exit(done())
 
 
 main()

@@ -11,7 +11,9 @@ import sys
 import tempfile
 import zipfile
 
-count = failed = 0
+sys.dont_write_bytecode = True
+from tap import done, report  # noqa: E402
+
 USER = """
 from kahan_opt import KahanAdamW, KahanScaler
 import torch
@@ -20,15 +22,6 @@ optimizer = KahanAdamW(torch.nn.Linear(4, 4).parameters(), lr=1e-3)
 scale: float = KahanScaler(init_scale=2.0).get_scale()
 wrong: int = optimizer
 """
-
-
-def report(good, text, more=""):
-    global count, failed
-    count += 1
-    failed += not good
-    print("%s %d %s" % ("ok" if good else "not ok", count, text if text.startswith("#") else "- " + text))
-    if not good:
-        print("".join("# %s\n" % line for line in str(more).splitlines()), end="", flush=True)
 
 
 def run(*words, **more):
@@ -92,8 +85,7 @@ def main():
         report(True, "# SKIP no twine: the metadata")
     if not there("pip"):
         report(True, "# SKIP no pip: the installs")
-        print("1..%d" % count)
-        return failed > 0
+        return done()
     with tempfile.TemporaryDirectory() as place:
         python, install = environment(os.path.join(place, "fresh"))
         status, said = install(os.path.join(folder, wheel))
@@ -124,8 +116,7 @@ def main():
         report(status == 0 and said.strip() == source, "an editable install: its modules are the sources", said)
     left = run("git", "status", "--porcelain", "--ignored", "docs/examples/python")
     report(left[0] or "pycache" not in left[1], "nothing is written beside the sources", left[1])
-    print("1..%d" % count)
-    return failed > 0
+    return done()
 
 
 if __name__ == "__main__":
