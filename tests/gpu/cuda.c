@@ -361,7 +361,7 @@ static void steps_equal(int lists) {
         discard(&l);
     }
     ok(bad == 0, "%d ragged lists of tensors, three steps, any number of blocks: %d differ from the CPU", lists, bad);
-    for (bad = k = 0; k < 10000 && kernels + mixed < KOPT_CUDA_KERNELS_ + MIXES; ++k) { /* the others */
+    for (bad = k = 0; k < 100000 && kernels + mixed < KOPT_CUDA_KERNELS_ + MIXES; ++k) { /* the others */
         int fresh, fresh_mix;
         make(&l, 1, 3, 600, 200);
         fresh = use(&l.plan), fresh_mix = mix(&l);

@@ -826,7 +826,7 @@ static void check_largest_payment(void) {
     kopt_tensor t = tensor(KOPT_BF16, KOPT_F32, 8000);
     size_t i;
     int isa, bad = 0, between = 0;
-    o.lr = 2e-38, o.weight_decay = 1e37;
+    o.lr = 2e-38, o.weight_decay = 1e37, o.seed = 1; /* the same cases on every machine */
     bad += !prepare(&o, &t, TAME);
     memset(initial[STATE] + 32, 0, t.state_size - 32);
     for (i = 0; i < t.n; ++i) {
@@ -843,7 +843,7 @@ static void check_largest_payment(void) {
     t.state_size = ref_layout_of(&o, KOPT_BF16, t.n).size;
     expect(o, &t, 1);
     FOR_EACH_ISA(isa) bad += !steps_agree(o, &t, 1, offset, 0);
-    ok(!bad && between > 0, "FEEDBACK, %d first moments between the largest number and infinity: %d disagree", between,
+    ok(!bad && between > 3, "FEEDBACK, %d first moments between the largest number and infinity: %d disagree", between,
        bad);
 }
 #endif

@@ -42,8 +42,9 @@ def compiler():
     """The command of a C compiler: CC, or the first that is there."""
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
-    if any(map(shutil.which, COMPILERS)):
-        return [next(filter(shutil.which, COMPILERS))]
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
     sys.exit("kahan_opt needs a C compiler, and there is none of %s. Install gcc or clang (Debian: apt install gcc; "
              "macOS: xcode-select --install; Windows: MinGW-w64 or LLVM), or set CC to the command of yours."
              % ", ".join(COMPILERS))
