@@ -2454,10 +2454,11 @@ typedef struct kopt_random_tile_ {
 
 typedef struct kopt_job_array_ {
     kopt_byte_ **at; /* the job's pointer to the array */
-    size_t bytes;    /* of an element */
+    unsigned bytes;  /* of an element */
     int written;     /* by the step */
 } kopt_job_array_;
-enum { KOPT_JOB_ARRAYS_ = 10, KOPT_LARGEST_PAIR_ = 32 /* elements of a pair of vectors of AVX-512 */ };
+enum { KOPT_JOB_ARRAYS_ = 8 /* weight, residual, gradient, copy; four moments, or two and slow weights */ };
+enum { KOPT_LARGEST_PAIR_ = 32 /* elements of a pair of vectors of AVX-512 */ };
 
 /* Consecutive elements, stepped stage by stage in whole pairs of vectors: all arrays have room for the last pair. */
 typedef struct kopt_tile_ {
@@ -7294,7 +7295,7 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
 static void kopt_add_job_array_(kopt_job_array_ **next, kopt_byte_ **at, size_t bytes, int written) {
     kopt_job_array_ *const array = *next;
     array->at = at;
-    array->bytes = bytes;
+    array->bytes = (unsigned)bytes;
     array->written = written;
     *next += bytes != 0;
 }
@@ -7574,6 +7575,22 @@ static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, s
     return KOPT_RANDOM_STORE_(r, d->store);
 }
 
+#ifdef KOPT_VECTOR_CODE_
+/* kopt_quantise_() by an instruction set. A separate function, so that scalar code has no tile in its frame. */
+static KOPT_NOINLINE_ void kopt_quantise_in_tile_(const kopt_stages_ *stages, kopt_byte_ *code, kopt_byte_ *scale,
+                                                  const kopt_byte_ *x, size_t n, int square,
+                                                  const kopt_random_reader_ *drawn) {
+    KOPT_ALIGN64_ float buffer[KOPT_BLOCK_];
+    kopt_random_tile_ random;
+    memcpy(buffer, x, 4 * n);
+    random.number = random.stride = KOPT_BYTES_(random.lower);
+    if (drawn != NULL) (stages->fill_random)(&random, &drawn->cipher, drawn->first, KOPT_BLOCK_, 1, 1);
+    (stages->find_scales)(scale, buffer, square, n);
+    (stages->encode)(code, scale, buffer, square, drawn == NULL ? 0 : (int)drawn->store - 1,
+                     drawn == NULL ? KOPT_NEAREST : KOPT_STOCHASTIC, &random, n);
+}
+#endif
+
 /* Encodes n fp32 numbers of one block and stores its scale. drawn: NULL rounds to nearest. */
 static KOPT_NOINLINE_ void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *x, size_t n,
                                           int square, kopt_random_reader_ *drawn) {
@@ -7582,15 +7599,8 @@ static KOPT_NOINLINE_ void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, c
     size_t i;
 #ifdef KOPT_VECTOR_CODE_
     const kopt_stages_ *const stages = KOPT_KERNEL_(stages);
-    KOPT_ALIGN64_ float buffer[KOPT_BLOCK_];
-    kopt_random_tile_ random;
     if (stages != NULL) {
-        memcpy(buffer, x, 4 * n);
-        random.number = random.stride = KOPT_BYTES_(random.lower);
-        if (drawn != NULL) (stages->fill_random)(&random, &drawn->cipher, drawn->first, KOPT_BLOCK_, 1, 1);
-        (stages->find_scales)(scale, buffer, square, n);
-        (stages->encode)(code, scale, buffer, square, drawn == NULL ? 0 : (int)drawn->store - 1,
-                         drawn == NULL ? KOPT_NEAREST : KOPT_STOCHASTIC, &random, n);
+        kopt_quantise_in_tile_(stages, code, scale, x, n, square, drawn);
         return;
     }
 #endif
@@ -7692,8 +7702,8 @@ static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *t
 }
 
 /* Copies weights, including their residuals, to out as fp32. */
-static void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight, const kopt_byte_ *residual,
-                               float *out) {
+static KOPT_NOINLINE_ void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight,
+                                              const kopt_byte_ *residual, float *out) {
     const int bits = l->residual_bytes != 0 && l->rounding != KOPT_KAHAN;
     kopt_environment_ environment;
     kopt_conversion_ v;
@@ -7900,36 +7910,38 @@ static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, 
     return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_) ? KOPT_ERROR_OVERLAP : KOPT_OK;
 }
 
-KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
+/* Copies moment m, whose arrays are those of a, to out as fp32. */
+static KOPT_NOINLINE_ void kopt_read_moment_(const kopt_layout_ *l, const kopt_job_ *a, int m, float *out) {
+    int is_root;
+    const kopt_format format = kopt_format_of_moment_(l, m, &is_root);
     kopt_environment_ environment;
-    kopt_format format;
-    kopt_layout_ l;
     kopt_conversion_ v;
-    kopt_job_ a;
     float x[KOPT_PART_];
     size_t i, k;
-    int m, is_root;
-    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
-    if (result != KOPT_OK || t->n == 0) return result;
-    m = (int)slot - 1;
-    kopt_place_state_(&a, &l, t);
-    if (slot == KOPT_SLOT_WEIGHT) {
-        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, a.residual, out);
-        return KOPT_OK;
-    }
-    format = kopt_format_of_moment_(&l, m, &is_root);
     v.first = 0;
     kopt_enter_(&environment);
-    for (i = 0; i < t->n; i += v.n) {
-        v.n = t->n - i < KOPT_PART_ ? t->n - i : KOPT_PART_;
+    for (i = 0; i < l->n; i += v.n) {
+        v.n = l->n - i < KOPT_PART_ ? l->n - i : KOPT_PART_;
         if (kopt_has_scales_(format))
-            kopt_dequantise_(x, a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, v.n, is_root);
+            kopt_dequantise_(x, a->moment[m] + i, kopt_scale_of_(a, m) + i / KOPT_BLOCK_, v.n, is_root);
         else
-            kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, a.moment[m] + i * kopt_bytes_of_(format), format, 0);
+            kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, a->moment[m] + i * kopt_bytes_of_(format), format, 0);
         for (k = 0; is_root && k < v.n; k++) x[k] = kopt_mul_(x[k], x[k]);
         memcpy(out + i, x, 4 * v.n);
     }
     kopt_leave_(&environment);
+}
+
+KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
+    kopt_layout_ l;
+    kopt_job_ a;
+    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
+    if (result != KOPT_OK || t->n == 0) return result;
+    kopt_place_state_(&a, &l, t);
+    if (slot == KOPT_SLOT_WEIGHT)
+        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, a.residual, out);
+    else
+        kopt_read_moment_(&l, &a, (int)slot - 1, out);
     return KOPT_OK;
 }
 

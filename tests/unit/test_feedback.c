@@ -450,6 +450,29 @@ static void check_places(void) {
     ok(!bad, "each step writes its number and rate beside those of the step before; one without a rate writes nothing");
 }
 
+/* The places have steps 2 and 4, and step 2 is made again: as if they were empty. */
+static void check_step_back(void) {
+    static const double rate[] = {1e-3, 2e-3, 0, 5e-4};
+    static model first, again;
+    float weights[2 * LONG];
+    model *const both[] = {&first, &again};
+    uint32_t number[2];
+    int k, i;
+    fill(weights, 2 * LONG, -1, 1);
+    for (i = 0; i < 2; ++i) {
+        unsigned char *const p = both[i]->state.bytes[0] + 32;
+        make_model(both[i], kopt_sgd(1e-3, 0.9), EIGHT, 0, weights);
+        for (k = 0; k < 4; ++k) model_step(both[i], rate[k], 1);
+        memcpy(&number[0], p, 4), memcpy(&number[1], p + 8, 4);
+        must(number[0] == 2 && number[1] == 4, "the steps in the places");
+        if (i) memset(p, 0, 16);
+        both[i]->opt.step = 1;
+        model_step(both[i], 1e-3, 1);
+        memset(p, 0, 16);
+    }
+    ok(!models_differ(&first, &again), "a step made again takes no rate of the same step or a later one");
+}
+
 /* ---- Whole trainings -------------------------------------------------------------------------------------------- */
 
 enum { D = 32, BATCH = 8 };
@@ -654,6 +677,7 @@ int main(int count, char **arguments) {
     check_rise(quick);
     check_parts();
     check_places();
+    check_step_back();
     if (!quick) check_training(LINEAR, &adam, 6, 12000, linear, 12e-4);
     check_training(RESTARTS, &adam, quick ? 1 : 2, 8000, restarts, 8e-4);
     if (!quick) check_training(LOGISTIC, &slow, 3, 40000, logistic, 16e-5);

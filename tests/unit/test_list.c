@@ -561,6 +561,8 @@ static void refusals(void) {
        "kopt_list_length is 0 if the sum does not fit");
     list[33].n = ~(size_t)0 - ~(size_t)0 / 33 * 33;
     ok(kopt_list_length(list, 34) == ~(size_t)0, "... but SIZE_MAX does");
+    ok(kopt_step_range(&step, list, 34, ~(size_t)0, ~(size_t)0) == KOPT_OK,
+       "... and its empty range at the end is none");
     list[33].n = ~(size_t)0 / 33;
     ok(kopt_step_range(&step, list, 40, ~(size_t)0 - 1, ~(size_t)0) == KOPT_ERROR_BOUNDS,
        "... and no range of such a list is stepped");
