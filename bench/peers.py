@@ -182,7 +182,7 @@ def plain(who, version, function):
 def peer(who, version, fmt, state, make, limit, **more):
     """make(parameters, lr) returns an optimizer in the manner of torch.optim."""
     def start(pool, n, lr):
-        dtype = torch.float32 if fmt == F32 else torch.bfloat16
+        dtype = {F32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}[fmt]
         weight = torch.nn.Parameter(pool.tensor("w", dtype, n))
         weight.grad = pool.tensor("g", dtype, n)
         optimizer = make([weight], lr)
@@ -206,7 +206,7 @@ def lines_of_peers():
     lines, version = [], "torch " + torch.__version__
     common = {"betas": (BETA1, BETA2), "eps": EPS, "weight_decay": DECAY}
     adamw = torch.optim.AdamW
-    for fmt, name, limit in ((F32, "fp32", EXACT), (BF16, "bf16", ROUNDED)):
+    for fmt, name, limit in ((F32, "fp32", EXACT), (BF16, "bf16", ROUNDED), (FP16, "fp16", ROUNDED)):
         for how, options in (("fused", {"fused": True}), ("foreach", {"foreach": True}),
                              ("for loop", {"foreach": False})):
             lines.append(peer(f"torch AdamW {name} {how}", version, fmt, 2 * SIZE[fmt],
@@ -235,6 +235,13 @@ def lines_of_peers():
                           lambda p, lr: bnb.optim.AdamW(p, lr=lr, **common), ROUNDED))
         lines.append(peer("bitsandbytes AdamW8bit bf16", version, BF16, 2.03,
                           lambda p, lr: bnb.optim.AdamW8bit(p, lr=lr, **common), ROUNDED, smallest=4096))
+    deepspeed = had("DeepSpeed", lambda: __import__("deepspeed.ops.adam", fromlist=["adam"]).DeepSpeedCPUAdam)
+    if deepspeed:
+        version = "deepspeed " + __import__("deepspeed").__version__
+        for fmt, name, limit in ((F32, "fp32", EXACT), (BF16, "bf16, fp32 moments", ROUNDED),
+                                 (FP16, "fp16, fp32 moments", ROUNDED)):
+            lines.append(peer("DeepSpeedCPUAdam " + name, version, fmt, 8,
+                              lambda p, lr: deepspeed(p, lr=lr, **common), limit))
     return lines
 
 
@@ -243,7 +250,11 @@ def all_lines():
              ours("ours, AdamW bf16 Kahan", BF16, KAHAN, BF16, 6, ROUNDED),
              ours("ours, AdamW bf16 stochastic", BF16, STOCHASTIC, BF16, 4, ROUNDED),
              ours("ours, AdamW bf16 nearest", BF16, NEAREST, BF16, 4, ROUNDED),
-             ours("ours, AdamW bf16 Kahan, 8-bit moments", BF16, KAHAN, Q8, 4.03, ROUNDED)]
+             ours("ours, AdamW bf16 Kahan, 8-bit moments", BF16, KAHAN, Q8, 4.03, ROUNDED),
+             ours("ours, AdamW bf16 Kahan, fp32 moments", BF16, KAHAN, F32, 10, ROUNDED),
+             ours("ours, AdamW bf16 nearest, fp32 moments", BF16, NEAREST, F32, 8, ROUNDED),
+             ours("ours, AdamW fp16 Kahan, fp32 moments", FP16, KAHAN, F32, 10, ROUNDED),
+             ours("ours, AdamW fp16 nearest, fp32 moments", FP16, NEAREST, F32, 8, ROUNDED)]
     compiler = os.environ.get("CC", "cc")
     for who, flags, loop in (("naive loop fp32", "-O3 native", "naive_step"),
                              ("naive loop fp32, no errno", "-O3 native", "naive_vector_step"),

@@ -5,7 +5,7 @@ bench_usage() {
     cat <<'TEXT'
 ./build.sh bench [--gb SIZE]         check the bits, then compare with the memory roofline
 ./build.sh bench --sizes | --all     how cost grows with n, and a model of it; every combination
-./build.sh bench --peers [--gb S]    PyTorch, optimi, torchao, bitsandbytes (installs them: up to 6 GB)
+./build.sh bench --peers [--gb S]    PyTorch, DeepSpeed, optimi, torchao, bitsandbytes (installs them: 6 GB)
 ./build.sh bench cliffs [quick]      every combination beside bf16 Kahan AdamW: is any slow?
 ./build.sh bench compare OLD NEW     two versions of the header in one process (--help: options)
 ./build.sh bench calls [HEADER]      instructions of a call, by callgrind: what small tensors cost
@@ -30,17 +30,22 @@ bench_usage() {
 TEXT
 }
 
-# Installs PyTorch, optimi, torchao, bitsandbytes and HeavyBall into build/peers, once: remove that folder to try again.
-# PyTorch brings 5 GB of CUDA, which stay unused.
+# Installs PyTorch, optimi, torchao, bitsandbytes, HeavyBall and DeepSpeed into build/peers, once: remove that folder to
+# try again. PyTorch brings 5 GB of CUDA, which stay unused; DeepSpeed compiles its optimizer when it is first used.
 install_peers() {
     if [ -e build/peers/tried ] || ! python3 -m pip --version >/dev/null 2>&1; then return; fi
-    echo "installing PyTorch, optimi, torchao, bitsandbytes and HeavyBall into build/peers ..."
+    echo "installing PyTorch, optimi, torchao, bitsandbytes, HeavyBall and DeepSpeed into build/peers ..."
     mkdir -p build/peers
     pip_peers torch || echo "peers: PyTorch could not be installed" >&2
     for package in numpy packaging; do pip_peers --no-deps "$package" || true; done
     for package in torch-optimi torchao bitsandbytes heavyball opt-einsum; do
         pip_peers --no-deps "$package" || echo "peers: $package could not be installed" >&2
     done
+    for package in einops hjson msgpack ninja psutil py-cpuinfo pydantic tqdm setuptools wheel; do
+        pip_peers "$package" || true
+    done
+    DS_BUILD_OPS=0 DS_IGNORE_CUDA_DETECTION=1 PYTHONPATH=build/peers pip_peers --no-deps --no-build-isolation deepspeed ||
+        echo "peers: deepspeed could not be installed" >&2
     : >build/peers/tried
 }
 pip_peers() {
