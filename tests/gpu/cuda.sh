@@ -149,7 +149,7 @@ strict() { # strict COMPILER LIST
     [ $status = 0 ] && ! test -s $out/log && grep -q kahan_opt_cuda.cuh $out/ours
     report $? "the strict list of $1, through nvcc"
 }
-! command -v g++ >/dev/null || strict g++ "$gcc_cpp"
+! command -v g++ >/dev/null || ! turn 2 || strict g++ "$gcc_cpp"
 [ -z "$clang" ] || ! turn 2 || strict $clang "$everything -Wno-c++98-compat -Wno-c++98-compat-pedantic -Wno-comma
     -Wno-unreachable-code -Wno-unused-function -Wno-unused-template -Wno-missing-noreturn -Wno-reserved-identifier"
 more() { # more N FLAG...: with N more scalars, one does not fit into what kernels load: it must not compile
@@ -159,8 +159,8 @@ more() { # more N FLAG...: with N more scalars, one does not fit into what kerne
     [ $? != 0 ] && grep -q "kahan_opt_cuda.cuh($(sed -n /kopt_cuda_scalars_fit_/= kahan_opt_cuda.cuh)): error" $out/log
     report $? "scalars that kernels do not load: refused by the compiler $*"
 }
-more 3
-more 1 -DKAHAN_OPT_VMATH
+! turn 2 || more 3
+! turn 2 || more 1 -DKAHAN_OPT_VMATH
 for flags in -std=c++17 "-std=c++20 -rdc=true"; do
     turn 2 || continue
     $nvcc -I. $flags -O3 -Werror all-warnings -arch=compute_75 -c -o $out/few.o $out/few.cu >$out/log 2>&1
