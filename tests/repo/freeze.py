@@ -1,7 +1,7 @@
 """The freeze: tests/repo/interface.list has all that a program may rely on: names and values of enumerators and macros,
 types of functions, fields of structs with their offsets (x86-64), the golden lines, and the checkpoints that every
-version reads. `freeze.py` compares it with the header (TAP); `freeze.py update` renews it, but only if
-docs/CHANGELOG.md has changed, too, since the last time."""
+version reads. `freeze.py` compares it with the header and its companion (TAP); `freeze.py update` renews it, but only
+if docs/CHANGELOG.md has changed, too, since the last time."""
 import difflib
 import hashlib
 import os
@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 
 FIXTURE, CHANGES = "tests/repo/interface.list", "docs/CHANGELOG.md"
+HEADERS = ["kahan_opt.h", "kahan_opt_cuda.cuh"]
 KEPT = ["tests/bits/golden.txt", "tests/unit/save_v1.h"]
 
 
@@ -22,7 +23,7 @@ def digest(path):
 
 def preprocessed(header):
     """What the compiler sees of the header's own lines."""
-    text = subprocess.run(["gcc", "-std=c99", "-E", "-DKAHAN_OPT_VMATH", "-x", "c", header], check=True,
+    text = subprocess.run(["gcc", "-std=c99", "-E", "-I.", "-DKAHAN_OPT_VMATH", "-x", "c", header], check=True,
                           capture_output=True, text=True).stdout
     own, lines = False, []
     for line in text.split("\n"):
@@ -72,10 +73,10 @@ def interface(header):
             callback = re.match(r"(.*)\(\*(\w+)\)(\(.*\))$", field)
             kind, names = (callback[1] + "(*)" + callback[3], [callback[2]]) if callback else (None, field.split(","))
             for k, one in enumerate(names if field else []):
-                word = one if callback else re.search(r"(\w+)((?:\[\w+\])*)$", one)[1]
+                word = one if callback else re.search(r"(\w+)((?:\[[^\]]+\])*)$", one)[1]
                 if not callback:
-                    first = re.match(r"(.*?)\**\w+(?:\[\w+\])*$", names[0])[1].strip()
-                    kind = first + "*" * one.count("*") + "".join(re.findall(r"\[\w+\]", one))
+                    first = re.match(r"(.*?)\**\w+(?:\[[^\]]+\])*$", names[0])[1].strip()
+                    kind = first + "*" * one.count("*") + "".join(re.findall(r"\[[^\]]+\]", one))
                 program.append('printf("field %s.%s: %s at %%u\\n", (unsigned)offsetof(%s, %s));'
                                % (name, word, kind, name, word))
     with open(header) as file:
@@ -84,7 +85,7 @@ def interface(header):
     with tempfile.TemporaryDirectory() as folder:
         with open(folder + "/print.c", "w") as file:
             file.write("\n".join(program + ["return 0; }", ""]))
-        subprocess.run(["gcc", "-std=c99", "-o", folder + "/print", folder + "/print.c"], check=True)
+        subprocess.run(["gcc", "-std=c99", "-I.", "-o", folder + "/print", folder + "/print.c"], check=True)
         lines += subprocess.run([folder + "/print"], check=True, capture_output=True, text=True).stdout.split("\n")[:-1]
     return lines
 
@@ -117,32 +118,38 @@ def update(lines):
 
 
 def main(arguments):
-    def current(header="kahan_opt.h"):
-        return interface(header) + ["file %s %s" % (path, digest(path)) for path in KEPT]
-    lines = current()
+    parts = {header: interface(header) for header in HEADERS}
+    lines = sum(parts.values(), []) + ["file %s %s" % (path, digest(path)) for path in KEPT]
     if arguments == ["update"]:
         if not update(lines):
             sys.exit("freeze.py: the interface has changed: say so in %s first" % CHANGES)
         return
-    differences = list(difflib.unified_diff(stated()[1], lines, FIXTURE, "kahan_opt.h", lineterm="", n=0))
+    differences = list(difflib.unified_diff(stated()[1], lines, FIXTURE, " and ".join(HEADERS), lineterm="", n=0))
     print("%sok 1 - the interface is that of %s" % ("not " if differences else "", FIXTURE))
     for line in differences:
         print("# " + line)
     if differences:
         print("# If this is meant, add a line to %s, then: python3 tests/repo/freeze.py update" % CHANGES)
-    faults = [("uint32_t step; ", "uint64_t step; "), ("KOPT_EXACT = 4", "KOPT_EXACT = 5"),
-              ("uint64_t stuck;", "uint64_t held;"), ("kopt_version(void)", "kopt_version(int of)"),
-              ("#define KOPT_STATE_BYTES(n, bytes)", "#define KOPT_STATE_BYTES(n)")]
-    with open("kahan_opt.h") as file:
-        text = file.read()
+    faults = {"kahan_opt.h": [("uint32_t step; ", "uint64_t step; "), ("KOPT_EXACT = 4", "KOPT_EXACT = 5"),
+                              ("uint64_t stuck;", "uint64_t held;"), ("kopt_version(void)", "kopt_version(int of)"),
+                              ("#define KOPT_STATE_BYTES(n, bytes)", "#define KOPT_STATE_BYTES(n)")],
+              "kahan_opt_cuda.cuh": [("uint32_t skipped; ", "uint64_t skipped; "), ("*found_inf;", "*found;"),
+                                     ("kopt_cuda_plan_steps(", "kopt_cuda_plan_step_counts("),
+                                     ("kopt_cuda_use_ptx(const char *ptx, size_t", "kopt_cuda_use_ptx(const char *ptx, int"),
+                                     ("const kopt_tensor *tensors;\n    size_t count;",
+                                      "size_t count;\n    const kopt_tensor *tensors;")]}
     missed = []
     with tempfile.TemporaryDirectory() as folder:
-        for old, new in faults:
-            with open(folder + "/kahan_opt.h", "w") as file:
-                file.write(text.replace(old, new))
-            if old not in text or interface(folder + "/kahan_opt.h") == lines[:-len(KEPT)]:
-                missed.append(old)
-    print("%sok 2 - it sees a type, a value, a name, an argument and a macro that move%s"
+        for header in HEADERS:
+            with open(header) as file:
+                text = file.read()
+            for old, new in faults[header]:
+                with open(os.path.join(folder, header), "w") as file:
+                    file.write(text.replace(old, new))
+                if old not in text or interface(os.path.join(folder, header)) == parts[header]:
+                    missed.append(old)
+            os.remove(os.path.join(folder, header))
+    print("%sok 2 - it sees a type, a value, a name, an argument, a macro and an order that move%s"
           % ("not " if missed else "", "".join("\n# not seen: " + old for old in missed)))
     others = may_become(lines + ["another"], stated()[0]) or not may_become(lines + ["another"], "another digest")
     print("%sok 3 - the fixture is renewed only beside a line of %s\n1..3" % ("not " if others else "", CHANGES))
