@@ -3775,6 +3775,8 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
    LOADS_EXTEND_             load16_ and a shift take less time than bf16_low_ and bf16_high_ of a load32_
    REORDER_                  bf16 takes less time with even and odd elements apart
    SPECIALIZED_              there are specialized loops
+   LOOPS_HAVE_L2_            1: they step with L2, too
+   RUNS_AHEAD_               1: loops prefetch, and start the divisions of a pair before they commit the last one
    STAGES_ISA_               the ISA whose stages step what its own do not
    TOOLS_ISA_                the ISA whose kernels it uses for norm, clipping, reduction and StableAdamW's ratios
    CONVERT_ISA_              the ISA whose kernel it uses for general conversions
@@ -3896,6 +3898,7 @@ FN_ vu32_ K_(block_of_lane)(void) { return 0; }
 #define LANES_ ((size_t)4)
 #define TOOLS_ISA_ scalar
 #define GENERIC_FP16_ 1
+#define RUNS_AHEAD_ 0
 #define MM_(name) _mm_##name
 #define SI_(name_si) _mm_##name_si##128
 typedef __m128 vf32_;
@@ -3904,6 +3907,8 @@ typedef __m128i vu32_, vmask_;
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
 #define LANES_ ((size_t)8)
+#define RUNS_AHEAD_ 0
+#define LOOPS_HAVE_L2_ 0 /* it has few registers, and the test for L2 would slow down every step */
 #define MM_(name) _mm256_##name
 #define SI_(name_si) _mm256_##name_si##256
 #define PART_(name_si) _mm_##name_si##128
@@ -3927,6 +3932,8 @@ typedef __m128i K_(part); /* half a vector */
 #endif
 #define MASKED_SUB_ 1
 #define LOADS_EXTEND_ 1
+#define RUNS_AHEAD_ 1 /* elsewhere the test costs SGD a tenth, and there is nothing to gain */
+#define LOOPS_HAVE_L2_ 1
 #define MM_(name) _mm512_##name
 #define SI_(name_si) _mm512_##name_si##512
 #define PART_(name_si) _mm256_##name_si##256
@@ -4217,6 +4224,8 @@ static KOPT_NOINLINE_ KOPT_TARGET_("sse2,pclmul") uint32_t
 #define ISA_TARGET_
 #define LANES_ ((size_t)4)
 #define SPECIALIZED_ 1
+#define RUNS_AHEAD_ 0
+#define LOOPS_HAVE_L2_ 1
 #define AS_(lanes, a) ((K_(lanes))(a)) /* the same bits as other lanes */
 #define WORDS_(a) ((vu32_)(a))
 #if KOPT_PASS_ == KOPT_PASS_NEON_
@@ -6263,8 +6272,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number, *const stride = t->random.stride;
     const size_t n = t->job.end;
-    /* AVX-512 alone prefetches: elsewhere the test costs SGD a tenth, and there is nothing to gain */
-    const int prefetches = LANES_ == 16 && t->prefetches && kind.first == KOPT_F32 && kind.second == KOPT_F32;
+    const int prefetches = RUNS_AHEAD_ && t->prefetches && kind.first == KOPT_F32 && kind.second == KOPT_F32;
     size_t i;
     int m;
     for (i = 0; i < n; i += PAIR_) {
@@ -6291,7 +6299,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     const constants_ c = K_(make_constants)();
     const kopt_byte_ *const number = t->random.number;
     const size_t n = t->job.end;
-    const int prefetches = LANES_ == 16 && kind.weight == KOPT_F32 && t->prefetches;
+    const int prefetches = RUNS_AHEAD_ && kind.weight == KOPT_F32 && t->prefetches;
     const int loaded = kind.weight == KOPT_FP16 && t->is_loaded; /* bf16 is loaded as fast from memory */
     size_t i;
     for (i = 0; i < n; i += PAIR_) {
@@ -6487,16 +6495,16 @@ FN_ void K_(commit_pair_or_scalar)(const kopt_job_ *whole, const kopt_job_ *a, k
 }
 
 /* Steps whole pairs from element `begin` on, whose global index has to be a multiple of PAIR_. Returns the first
-   element behind the last pair. Kahan AdamW of AVX-512 is pipelined: it commits a pair while the divisions of the next
-   one are in flight. Adding 8 * stride to number 0 gives that at the same place of the next group, so one run of Philox
-   serves the 16 groups of a span. */
+   element behind the last pair. With RUNS_AHEAD_ Kahan AdamW is pipelined: it commits a pair while the divisions of the
+   next one are in flight. Adding 8 * stride to number 0 gives that at the same place of the next group, so one run of
+   Philox serves the 16 groups of a span. */
 FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin) {
     const kopt_job_ a = *whole; /* a copy: stores of a stage do not change its pointers */
     const kopt_begun_ *s = whole->step;
     const kopt_philox_key_ cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, whole->stream);
     const constants_ c = K_(make_constants)();
     const int random = kopt_needs_random_(kind), order = ORDER_(kind.weight);
-    const int pipelined = LANES_ == 16 && kind.rule == KOPT_RULE_ADAM && kind.rounding == KOPT_KAHAN;
+    const int pipelined = RUNS_AHEAD_ && kind.rule == KOPT_RULE_ADAM && kind.rounding == KOPT_KAHAN;
     const int prefetches = kopt_prefetches_(kind, whole->end - begin, KOPT_CORE_CACHE_);
     const vu32_ next_group = isplat_(KOPT_RANDOM_STORES_ * 0x00010001u);
     scalars_ k = K_(splat_job)(whole);
@@ -6505,7 +6513,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
     pair_ pending;
     size_t i = begin, n = 0, q;
     int m;
-    if (LANES_ == 8 || kind.rule == KOPT_RULE_EMA) k.use_l2 = 0; /* see `step` */
+    if (!LOOPS_HAVE_L2_ || kind.rule == KOPT_RULE_EMA) k.use_l2 = 0; /* see `step` */
     k.unrectified = k.first_step = 0;
     if (kind.rule == KOPT_RULE_EMA) k.use_decay = k.zero_grad = 0; /* refused: see kopt_judge_options_ */
     last.number = last.stride = isplat_(0);
@@ -6602,12 +6610,11 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 #ifdef SPECIALIZED_
     /* A specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
        come in whole pairs. The loop over tiles steps the elements before and behind. It is called from here and not
-       from the specialized loop, so that the stack frames of the two do not add up. AVX2 has none with L2: it has few
-       registers, and the test for L2 would slow down every step. */
+       from the specialized loop, so that the stack frames of the two do not add up. */
     const kopt_begun_ *const s = j->step;
     const size_t from = i + (unsigned)((0 - (j->first + i)) % PAIR_);
     if (j->end >= from + PAIR_ && (s->moments_only | s->sync | s->unrectified) == 0 && j->counts == NULL &&
-        j->copy == NULL && (LANES_ != 8 || kopt_as_u32_(j->l2) << 1 == 0)) {
+        j->copy == NULL && (LOOPS_HAVE_L2_ || kopt_as_u32_(j->l2) << 1 == 0)) {
         const kopt_kind_ kind = kopt_kind_of_(j);
         size_t end;
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding)              \
@@ -7104,6 +7111,8 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef shl_
 #undef shr_
 #undef CHECK_UNROUNDED_
+#undef LOOPS_HAVE_L2_
+#undef RUNS_AHEAD_
 #undef MATCHES_
 
 #elif defined(KOPT_IMPLEMENTING_) /* the implementation, continued */
