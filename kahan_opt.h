@@ -1897,7 +1897,6 @@ typedef struct kopt_tool_ {
 
 /* ---- RULES AND FORMATS ------------------------------------------------------------------------------------------- */
 
-#define KOPT_SMALL_FN_ static KOPT_UNUSED_
 #define KOPT_ALWAYS_INLINE_ static KOPT_HOST_DEVICE_ KOPT_FORCE_INLINE_
 #ifdef __CUDA_ARCH__
 #define KOPT_SCALARS_ static KOPT_FORCE_INLINE_ /* so that an optimizer and a step stay in registers */
@@ -2406,7 +2405,7 @@ static KOPT_FORCE_INLINE_ int kopt_prefetches_(kopt_kind_ kind, size_t n, size_t
 #endif
 
 /* Has a step 8-bit moments? Then it goes by whole blocks. */
-KOPT_SMALL_FN_ int kopt_has_blocks_(const kopt_begun_ *s) {
+static KOPT_UNUSED_ int kopt_has_blocks_(const kopt_begun_ *s) {
     return s->moment_count > 0 &&
            (kopt_has_scales_(s->first_moment_format) || kopt_has_scales_(s->second_moment_format));
 }
@@ -2715,7 +2714,7 @@ KOPT_API_ kopt_result kopt_list_set_ids(kopt_tensor *tensors, size_t count, uint
 static int kopt_format_valid_(kopt_format f) { return (unsigned)f <= (unsigned)KOPT_FP16; }
 
 /* The number of moments of the optimizer, 0 to 4. */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
+static KOPT_UNUSED_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *opt) {
     switch ((int)(opt->rule)) {
     case KOPT_RULE_SGD: return kopt_less64_(0, opt->momentum);
     case KOPT_RULE_ADAM: return opt->amsgrad ? 3 : 2;
@@ -2829,7 +2828,7 @@ static KOPT_HOST_DEVICE_ float kopt_rectifier_(double beta, uint32_t step) {
     return kopt_to_float_(kopt_sqrt64_(kopt_div64_(kopt_mul64_(numerator, longest), kopt_mul64_(denominator, length))));
 }
 
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_begun_ *s) {
+static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *opt, kopt_begun_ *s) {
     s->rule = opt->rule;
     s->rounding = opt->rounding;
     s->moment_rounding = opt->moment_rounding;
@@ -2849,7 +2848,7 @@ KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimizer *o
 
 /* 1 - x in binary64, rounded to fp32: for dampening, lookahead_rate and the decay of an average. For betas there is
    kopt_one_minus_beta_(). */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(1, x)); }
+static KOPT_UNUSED_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(1, x)); }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
 
@@ -2993,11 +2992,11 @@ typedef struct kopt_layout_ {
 
 /* The number of blocks of `size` elements; the last one may be shorter. */
 static KOPT_HOST_DEVICE_ size_t kopt_blocks_(size_t n, size_t size) { return n / size + (n % size != 0); }
-KOPT_SMALL_FN_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }    /* in a checkpoint  */
-KOPT_SMALL_FN_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
+static KOPT_UNUSED_ size_t kopt_round_up4_(size_t bytes) { return (bytes + 3) & ~(size_t)3; }    /* in a checkpoint  */
+static KOPT_UNUSED_ size_t kopt_round_up16_(size_t bytes) { return (bytes + 15) & ~(size_t)15; } /* in a state block */
 
 /* Bytes of a moment in a state block. */
-KOPT_SMALL_FN_ size_t kopt_bytes_of_moment_(kopt_format format, size_t n) {
+static KOPT_UNUSED_ size_t kopt_bytes_of_moment_(kopt_format format, size_t n) {
     return kopt_round_up16_(n * kopt_bytes_of_(format)) +
            (kopt_has_scales_(format) ? kopt_round_up16_(kopt_blocks_(n, KOPT_BLOCK_)) : 0);
 }
@@ -3027,7 +3026,7 @@ static void kopt_layout_of_step_(kopt_layout_ *l, const kopt_begun_ *s, kopt_for
 }
 
 /* The format of moment m. */
-KOPT_SMALL_FN_ kopt_format kopt_format_in_layout_(const kopt_layout_ *l, int m) {
+static KOPT_UNUSED_ kopt_format kopt_format_in_layout_(const kopt_layout_ *l, int m) {
     return kopt_is_square_(l->rule, m) ? l->second_moment_format : l->first_moment_format;
 }
 
@@ -3346,7 +3345,8 @@ static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
 }
 
 /* Checks a tensor of a step, and computes the layout of the state block. */
-KOPT_SMALL_FN_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t) {
+static KOPT_UNUSED_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const kopt_begun_ *s,
+                                                        const kopt_tensor *t) {
     kopt_result result = kopt_check_tensor_(t); /* refuses NULL */
     if (result != KOPT_OK) return result;
     kopt_layout_of_step_(layout, s, t->weight_format, t->n);
@@ -3355,7 +3355,7 @@ KOPT_SMALL_FN_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const k
 }
 
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
-KOPT_SMALL_FN_ int kopt_must_measure_(const kopt_begun_ *s, const kopt_tensor *t) {
+static KOPT_UNUSED_ int kopt_must_measure_(const kopt_begun_ *s, const kopt_tensor *t) {
     return s->stable && !s->moments_only && kopt_is_zero_(t->stable_scale);
 }
 
@@ -3412,7 +3412,7 @@ static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *ten
 
 /* Sets the arrays of the state in a job, from the arrays of the caller or from the block. Those that the options do not
    need may be anything. */
-KOPT_SMALL_FN_ void kopt_place_state_(kopt_job_ *job, const kopt_layout_ *l, const kopt_tensor *t) {
+static KOPT_UNUSED_ void kopt_place_state_(kopt_job_ *job, const kopt_layout_ *l, const kopt_tensor *t) {
     const kopt_state_arrays *const a = t->arrays;
     kopt_byte_ *const state = (kopt_byte_ *)t->state;
     int m;
@@ -3448,8 +3448,8 @@ static kopt_byte_ *kopt_scale_of_(const kopt_job_ *job, int m) {
 }
 
 /* Describes the step of elements [begin, end) to the kernels. The pointers are those of element 0. */
-KOPT_SMALL_FN_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const kopt_begun_ *s, const kopt_tensor *t,
-                                   size_t begin, size_t end) {
+static KOPT_UNUSED_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, const kopt_begun_ *s,
+                                        const kopt_tensor *t, size_t begin, size_t end) {
     kopt_place_state_(job, l, t);
     job->step = s;
     job->weight = (kopt_byte_ *)t->weight;
@@ -4575,13 +4575,11 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
 #endif
 
 /* NOINLINE_FN_: a function that the passes with vectors do not inline: inlining would double the compile time. On a GPU
-   it is inlined, so that its values stay in registers. */
-#if KOPT_PASS_ >= KOPT_PASS_CUDA_
-#define NOINLINE_FN_ FN_
-#elif !defined(ONE_LANE_)
-#define NOINLINE_FN_ static KOPT_NOINLINE_ ISA_TARGET_
+   all functions are inlined, so that values stay in registers. */
+#if KOPT_PASS_ == KOPT_PASS_SCALAR_
+#define NOINLINE_FN_ static KOPT_UNUSED_
 #else
-#define NOINLINE_FN_ KOPT_SMALL_FN_
+#define NOINLINE_FN_ static KOPT_NOINLINE_ ISA_TARGET_
 #endif
 /* The loops of the headline: where gcc puts them moves the time of small tensors by up to 15 %, and how it schedules
    them after it has chosen registers, that of all by 5 %. */
@@ -4876,12 +4874,8 @@ FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const const
 /* A step stores a bf16 below 2^-126 as +0. u: the bf16 in the upper half. */
 FN_ vu32_ K_(flush_bf16)(vu32_ u, kopt_format format) { return format == KOPT_BF16 && (u & 0x7F800000u) == 0 ? 0 : u; }
 
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_
-#define ROUND_ static KOPT_NOINLINE_
-#else /* values stay in registers */
-#define ROUND_ FN_
-#endif
-ROUND_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, const constants_ *c) {
+static KOPT_NOINLINE_ ISA_TARGET_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r,
+                                                    const constants_ *c) {
     vu32_ u = K_(extended)(x, KOPT_BF16, c); /* shared with round_stochastic */
     u = how == KOPT_STOCHASTIC ? K_(round_stochastic)(x, format, r, c)
         : format == KOPT_FP16  ? shl_(K_(round_nearest16)(x, format), 16)
@@ -5726,7 +5720,7 @@ FN_ vu32_ K_(encode_copy)(kopt_kind_ kind, const element_ *e, kopt_format format
 }
 
 /* Counts a weight (kopt_counts): was the update not 0, did the weight move, and if not, did its residual? */
-KOPT_SMALL_FN_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ update, int moved, int residual_moved) {
+static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ update, int moved, int residual_moved) {
     const int wanted = (update & 0x7FFFFFFFu) != 0, still = wanted && !moved;
     counts->wanted += wanted != 0;
     counts->still += still != 0;
@@ -7102,7 +7096,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef AS_
 #undef WORDS_
 #undef WIDE_
-#undef ROUND_
 #undef NT_STORES_
 #undef MASKED_SUB_
 #undef TOOLS_ISA_
