@@ -358,12 +358,37 @@ if section targets; then
     else missing "no clang: other targets"; fi
     zig=build/zig/ziglang/zig
     if have $zig; then
+        zig() { env ZIG_GLOBAL_CACHE_DIR=build/zig-cache ZIG_LOCAL_CACHE_DIR=build/zig-cache $zig "$@"; }
         for target in x86_64-macos aarch64-macos; do # tests/bits/matrix.sh builds for what it can run, too
-            check "zig cc: $target" env ZIG_GLOBAL_CACHE_DIR=build/zig-cache ZIG_LOCAL_CACHE_DIR=build/zig-cache \
-                $zig cc -target $target -Wall -Wextra -Wpedantic -Wconversion -Werror -I. -c $out/plain.c \
-                -o $out/target.o
+            check "zig cc: $target" zig cc -target $target -Wall -Wextra -Wpedantic -Wconversion -Werror -I. \
+                -c $out/plain.c -o $out/target.o
         done
-    else missing "no zig: macOS"; fi
+        # A program of Zig that trains: with what Zig makes of the declarations and of the inline functions.
+        cat >$out/train.zig <<'TEXT'
+const kopt = @import("declare.zig");
+export fn main() c_int {
+    var weight = [_]kopt.kopt_bf16{0x3F80} ** 40;
+    var grad = weight;
+    var state: [1000]u8 = undefined;
+    var opt = kopt.kopt_adamw(0.1);
+    const t = kopt.kopt_tensor_of(&weight, kopt.KOPT_BF16, &grad, kopt.KOPT_BF16, 40, &state, state.len);
+    if (kopt.kopt_state_init(&opt, &t, 1, null) != kopt.KOPT_OK) return 1;
+    if (kopt.kopt_optimizer_step(&opt, &t, 1) != kopt.KOPT_OK) return 2;
+    return if (weight[39] < 0x3F80) 0 else 3;
+}
+TEXT
+        sed -n '/^#ifndef KAHAN_OPT_H/,/^#endif \/\* KAHAN_OPT_H/p' kahan_opt.h | grep '^KOPT_API_' |
+            sed 's/(.*//; s/.*[ *]//' | sort >$out/declared
+        for options in -DKAHAN_OPT_BINDINGS ''; do # the program takes the last
+            zig translate-c -DKAHAN_OPT_VMATH $options -I. $out/declare.c >$out/declare.zig 2>$out/log &&
+                sed -n 's/^pub extern fn \(kopt_[a-z0-9_]*[a-z0-9]\)(.*/\1/p' $out/declare.zig | sort |
+                comm -23 $out/declared - >$out/log && [ ! -s $out/log ]
+            report $? "zig translate-c: every function${options:+, $options}"
+        done
+        zig build-obj $out/train.zig -fPIC -femit-bin=$out/train.o >$out/log 2>&1 &&
+            ${CC:-cc} -w -I. -o $out/train $out/no_simd.c $out/train.o >$out/log 2>&1 && $out/train
+        report $? "zig translate-c: a program of Zig trains"
+    else missing "no zig: macOS, translate-c"; fi
 fi
 
 # ---- folders and names -----------------------------------------------------------------------------------------------
