@@ -135,7 +135,7 @@ def main(arguments):
                               ("#define KOPT_STATE_BYTES(n, bytes)", "#define KOPT_STATE_BYTES(n)")],
               "kahan_opt_cuda.cuh": [("uint32_t skipped; ", "uint64_t skipped; "), ("*found_inf;", "*found;"),
                                      ("kopt_cuda_plan_steps(", "kopt_cuda_plan_step_counts("),
-                                     ("kopt_cuda_use_ptx(const char *ptx, size_t", "kopt_cuda_use_ptx(const char *ptx, int"),
+                                     ("use_ptx(const char *ptx, size_t", "use_ptx(const char *ptx, int"),
                                      ("const kopt_tensor *tensors;\n    size_t count;",
                                       "size_t count;\n    const kopt_tensor *tensors;")]}
     missed = []
