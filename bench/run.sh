@@ -44,7 +44,7 @@ install_peers() {
     for package in einops hjson msgpack ninja psutil py-cpuinfo pydantic tqdm setuptools wheel; do
         pip_peers "$package" || true
     done
-    DS_BUILD_OPS=0 DS_IGNORE_CUDA_DETECTION=1 PYTHONPATH=build/peers pip_peers --no-deps --no-build-isolation deepspeed ||
+    DS_BUILD_OPS=0 PYTHONPATH=$PWD/build/peers pip_peers --no-deps --no-build-isolation deepspeed ||
         echo "peers: deepspeed could not be installed" >&2
     : >build/peers/tried
 }
