@@ -964,7 +964,7 @@ KOPT_HOST_INLINE_ kopt_optimizer kopt_ema(double decay) { return kopt_make_optim
 typedef struct kopt_tensor {
     void *weight;               /* n values of weight_format */
     void *grad;                 /* n values of grad_format; a step only reads them, unless opt.zero_grad is set */
-    void *copy;                 /* NULL, or n values of copy_format; every step stores the new weights there, too */
+    void *copy;                 /* NULL, or n values of copy_format: each step writes new weights, none reads them */
     void *state;                /* the state block: kopt_state_size() bytes; may be NULL if that is 0 */
     size_t state_size;          /* bytes at state; if there are too few: KOPT_ERROR_SIZE */
     size_t n;                   /* number of elements; 0 is valid, and then the pointers may be NULL */
