@@ -158,7 +158,7 @@ bench) . bench/run.sh && bench "$@" ;;
 mutants) exec sh tests/robust/mutants.sh "$@" ;;
 web) knows web 'build test picture' "$@" && exec sh docs/playground/run.sh "$@" ;;
 figures)
-    knows figures 'bench bytes firmware stack fidelity finetuning bandit scale tasks draw' "$@"
+    knows figures 'bench bytes firmware stack fidelity finetuning bandit policy scale tasks draw' "$@"
     exec sh docs/figures.sh "$@"
     ;;
 -h | --help | help) usage ;;

@@ -310,10 +310,14 @@ def model_weights(g):  # docs/examples/demo.c: 8 bytes, 16 numbers each, 96 unit
     return [uniform(g, 256, 16, 1), matrix(g, 128, 96), torch.zeros(96), matrix(g, 96, 256), torch.zeros(256)]
 
 
+def model_logits(w, text, store):
+    hidden = store(torch.tanh(F.embedding(text, w[0]).flatten(1) @ w[1] + w[2]))
+    return store(hidden @ w[3] + w[4])
+
+
 def model_loss(w, batch, store):
     window, = batch
-    hidden = store(torch.tanh(F.embedding(window[:, :8], w[0]).flatten(1) @ w[1] + w[2]))
-    return F.cross_entropy(store(hidden @ w[3] + w[4]), window[:, 8])
+    return F.cross_entropy(model_logits(w, window[:, :8], store), window[:, 8])
 
 
 WIDTH, HEADS, LENGTH = 32, 2, 16

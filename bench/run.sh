@@ -20,7 +20,7 @@ bench_usage() {
 ./build.sh bench torch tests         the tests of the optimizers with the newest PyTorch (installs it: 5 GB)
 ./build.sh bench converters          convert.py with bitsandbytes, optimi, torchao (installs them: 6 GB)
 ./build.sh bench fidelity [quick]    what 16 bit loses, with error bars (docs/evidence.md); draw: once more
-./build.sh bench finetuning [quick | bandit] from 16-bit weights: what they show (docs/fine-tuning.md)
+./build.sh bench finetuning [quick | bandit | policy] 16-bit checkpoints: what is seen (docs/fine-tuning.md)
 ./build.sh bench scale [quick]       a GPT of a million weights, also fine-tuned (docs/evidence.md)
 ./build.sh bench tasks [quick]       average, rare rows, residual net, policy, drift (docs/evidence.md)
 ./build.sh bench theorem1            how far from the solution SGD with 16-bit weights ends
@@ -105,7 +105,7 @@ bench_fidelity() { # bench_fidelity NAME WORD...
     evidence=$1
     shift
     words='quick draw'
-    [ $evidence != finetuning ] || words="$words bandit"
+    [ $evidence != finetuning ] || words="$words bandit policy"
     knows "bench $evidence" "$words" "$@"
     mkdir -p build/bench
     if [ $# = 0 ]; then

@@ -114,7 +114,7 @@ def loss(leaves, part):
 def start(arm, values, seed, lr):
     """(what the forward pass reads, its optimizer)"""
     if arm == MIXED:
-        one = finetuning.Wide(values, torch.bfloat16, lr, True)
+        one = finetuning.Wide(values, torch.bfloat16, lr, MIXED)
         one.state_bytes = lambda: sum(12 * x.numel() for x in values)  # masters and moments
         return one.leaves, one
     leaves = [torch.nn.Parameter(x.to(torch.float32 if arm == FP32 else torch.bfloat16)) for x in values]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# docs/figures.sh [bench | bytes | firmware | stack | fidelity | finetuning [bandit] | scale | tasks [draw]]: figures of
-# README.md and of docs, from the programs that measure them.
+# docs/figures.sh [bench | bytes | firmware | stack | fidelity | finetuning [bandit | policy] | scale | tasks [draw]]:
+# figures of README.md and of docs, from the programs that measure them.
 # A table stands between the lines `<!-- figures: NAME -->` and `<!-- end -->`; what is around it is written by hand.
 # `bench`: times instead, on an idle machine. The text beside those names the machine and counts what is over a limit:
 # change it, too. `bytes`, `fidelity`, `scale`, `tasks`: docs/evidence.md. `finetuning`: docs/fine-tuning.md.
@@ -109,18 +109,15 @@ fidelity) # draw: from the last run
         copy build/bench/fidelity_$name.svg docs/fidelity_$name.svg
     done
     ;;
-finetuning) # bandit: this alone; draw: from the last run
+finetuning) # bandit, policy: this alone; draw: from the last run
     shift
     ./build.sh bench finetuning "$@" >$out/finetuning || { cat $out/finetuning >&2 && fail "bench finetuning fails"; }
-    case " $* " in
-    *' bandit '*) ;;
-    *)
-        fill docs/fine-tuning.md finetuning <build/bench/finetuning.md
-        copy build/bench/finetuning.svg docs/finetuning.svg
-        ;;
-    esac
-    fill docs/fine-tuning.md 'finetuning bandit' <build/bench/finetuning_bandit.md
-    copy build/bench/finetuning_bandit.svg docs/finetuning_bandit.svg
+    names='finetuning finetuning_bandit finetuning_policy'
+    case " $* " in *' bandit '*) names=finetuning_bandit ;; *' policy '*) names=finetuning_policy ;; esac
+    for name in $names; do
+        fill docs/fine-tuning.md "$(echo $name | tr _ ' ')" <build/bench/$name.md
+        [ $name = finetuning_bandit ] || copy build/bench/$name.svg docs/$name.svg
+    done
     ;;
 scale) # goes on with the last run; draw: from it as it is
     shift

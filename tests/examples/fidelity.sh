@@ -59,8 +59,8 @@ report $? "nothing to draw: an error says so"
 evidence=finetuning results=build/bench/finetuning_quick
 rm -f $results*
 bench quick
-[ $status = 0 ] && [ "$(grep -h '^| KAHAN, drawn | ' $results.md ${results}_bandit.md | wc -l)" = 3 ] &&
-    grep -q '</svg>' $results.svg && grep -q '</svg>' ${results}_bandit.svg && grep '^drawn: ' $out/said | sed 's/^/# /'
+[ $status = 0 ] && [ "$(grep -h '^| KAHAN, drawn | ' $results.md ${results}_*.md | wc -l)" = 4 ] &&
+    grep -q '</svg>' $results.svg && grep -q '</svg>' ${results}_policy.svg && grep '^drawn: ' $out/said | sed 's/^/# /'
 report $? "bench finetuning quick: residuals that are drawn show fp32's progress, others do not"
 sed 's/"KAHAN, drawn"/@/; s/,KAHAN,/,"KAHAN, drawn",/; s/@/KAHAN/' $results.csv >$out/swapped
 cp $out/swapped $results.csv
