@@ -3,7 +3,7 @@
     ./build.sh bench finetuning          all, with the packages of PyPI that are there: minutes on 2 cores
     ./build.sh bench finetuning quick    three networks, 2 seeds, up to 300 steps, without the packages
     ./build.sh bench finetuning bandit   reinforcement learning alone: one action
-    ./build.sh bench finetuning policy   reinforcement learning alone: a character model, two minutes
+    ./build.sh bench finetuning policy   reinforcement learning alone: a character model, three minutes
     ./build.sh bench finetuning draw     draws the last run again; also: quick draw, bandit draw, policy draw
 
 Exit status: 0 if the numbers support the claim, 1 if not.
