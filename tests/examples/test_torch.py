@@ -457,10 +457,17 @@ def which_gpu():
 
     class Library:
         kopt_cuda_group = kopt_cuda_plan = staticmethod(lambda *arguments: types.SimpleNamespace())
-        kopt_cuda_plan_size = staticmethod(lambda *arguments: seen.append(list(inside)) or 64)
+        kopt_cuda_options = kopt_cuda_status = type("Struct", (ctypes.Structure,), {
+            "_fields_": [(name, ctypes.c_double) for name in ("check_finite", "max_norm", "result", "skipped")]})
+        kopt_cuda_plan_size = staticmethod(lambda *arguments: seen.append(list(inside)) or 1024)
+
+        def kopt_cuda_plan_upload(self, plan, memory, stream):
+            self.memory = memory
+            return 0
 
         def __getattr__(self, name):
-            return lambda *arguments: seen.append(list(inside)) or 0
+            answer = self.memory if name in ("kopt_cuda_plan_status", "kopt_cuda_plan_norm") else 0
+            return lambda *arguments: seen.append(list(inside)) or answer
 
     @contextlib.contextmanager
     def current(device):
@@ -468,12 +475,13 @@ def which_gpu():
         yield
         inside.pop()
 
-    kept = {name: getattr(calls, name) for name in ("gpu", "current", "stream_of", "load_kernels")}
+    kept = {name: getattr(calls, name) for name in ("gpu", "current", "stream_of", "load_kernels", "to_host")}
     assert kept["current"](torch.device("cuda", 1)).idx == 1
     (p,) = params = parameters(shapes=((300,),))
     try:
         calls.CALLS["cpu"], calls.gpu, calls.current = calls.GpuCall, Library(), current
         calls.stream_of, calls.load_kernels = (lambda device: seen.append(list(inside)) or 0), lambda: None
+        calls.to_host = lambda x: seen.append(list(inside)) or (x.clone(), types.SimpleNamespace(query=lambda: True))
         steps(KahanAdamW(params), params, 3)
     finally:
         calls.CALLS["cpu"] = calls.Call
@@ -2193,6 +2201,31 @@ def scaler_names():
     off.step(optimizer)
     off.update()
     assert torch.equal(p, before - 1) and not off.skipped
+
+
+@test
+def scale_on_a_gpu():
+    """KahanScaler: a scale that stays on a GPU has the bits of kopt_scaler_update(), also at its limits"""
+    chance = torch.Generator().manual_seed(0)
+    for fields in ({}, {"growth": 3.0, "backoff": 0.3, "interval": 2}, {"growth": 1e10, "interval": 1},
+                   {"backoff": 1e-9, "hysteresis": 3, "interval": 5}, {"minimum": 0.5, "backoff": 0.1, "interval": 3}):
+        ours, theirs = (KahanScaler(**dict({"scale": 1000.1, "interval": 4}, **fields)) for _ in range(2))
+        for t in range(200):
+            found = bool(torch.rand(1, generator=chance) < (0.1 if t % 100 < 50 else 0.9))
+            ours.seen, theirs.seen = {0: (True, torch.tensor(found)), 1: (True, False)}, {0: (True, found)}
+            ours.update()
+            theirs.update()
+            if t % 9 == 0:
+                assert ours.state_dict() == theirs.state_dict(), (fields, t)
+        assert ours.get_scale() != 1000.1
+    ours.seen = {0: (True, torch.tensor(True)), 1: (True, False)}
+    ours.scaler.backoff = 2.0
+    refused(k.kopt_error, "range", ours.update)
+    before = ours.get_scale()
+    ours.scaler.backoff = 0.5
+    ours.seen = {0: (True, False), 1: (True, torch.tensor(True))}  # one of several optimizers
+    ours.update()
+    assert ours.get_scale() == max(0.5, before / 2)
 
 
 @test

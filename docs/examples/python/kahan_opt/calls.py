@@ -6,7 +6,6 @@ import ctypes
 import functools
 import operator
 import os
-import struct
 import sys
 import weakref
 
@@ -23,7 +22,6 @@ except ImportError as error:
     gpu, no_gpu = None, error
 
 ADDRESS = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "I"
-RATES = struct.Struct("=IfIf")  # two steps and their rates: kopt_state_arrays
 THREADED = 65536  # weights; with fewer, waking the threads takes longer than the step
 
 try:  # as any operation in place does, it tells autograd that the values are new
@@ -42,6 +40,19 @@ def current(device):
 
 def stream_of(device):
     return torch.cuda.current_stream(device).cuda_stream
+
+
+def on_gpu(x):
+    """Is it a tensor on a GPU?"""
+    return isinstance(x, torch.Tensor) and issubclass(CALLS.get(x.device.type, Call), GpuCall)
+
+
+def to_host(x):
+    """A copy in page-locked memory, and the event after which it is there."""
+    copy, event = torch.empty_like(x, device="cpu", pin_memory=True), torch.cuda.Event()
+    copy.copy_(x, non_blocking=True)
+    event.record()
+    return copy, event
 
 
 @functools.lru_cache(None)
@@ -99,7 +110,7 @@ class Entry:
     """What a step needs of a parameter and its state, until one of their tensors is replaced or moves. It keeps none of
     them alive."""
     __slots__ = ("number", "layout", "formats", "names", "key", "references", "version", "kind", "plain", "sharded",
-                 "gap", "n", "arrays", "rates", "tensor")
+                 "gap", "n", "arrays", "pays", "tensor")
 
     def __init__(self, group, number, p, s, version, lost):
         """lost() is called when one of the tensors has died: another may get its id and its address."""
@@ -114,11 +125,9 @@ class Entry:
         self.references = [weakref.ref(x, lambda _, i=id(p): lost(i)) for x in (p, *tensors)]
         self.arrays = k.kopt_state_arrays(ctypes.sizeof(k.kopt_state_arrays))
         point(self.arrays, table, list(map(local, tensors)))
-        self.rates = bytearray(16) if pays_back(group, p) else None  # of the library, in a step
-        if self.rates:
-            if p.device.type != "cpu":
-                raise ValueError("rounding='feedback' is for the CPU")
-            self.arrays.rates = ctypes.addressof(ctypes.c_char.from_buffer(self.rates))
+        self.pays = pays_back(group, p)
+        if self.pays:
+            self.arrays.rates = s["rate"].data_ptr()  # until a call has a row for it
         t = k.kopt_tensor(
             weight=part.data_ptr(), n=self.n, id=number, first_index=first_index(p), weight_format=FORMATS[p.dtype],
             grad_format=FORMATS[p.grad.dtype], arrays=ctypes.pointer(self.arrays) if table else None)
@@ -170,9 +179,9 @@ class Call:
         self.words = memoryview(self.tensors).cast("B").cast(ADDRESS)
         self.sizes = [e.n for e in entries]
         self.gaps = [i for i, e in enumerate(entries) if e.gap]
-        self.whole, self.cut = sum(self.sizes), (0, [])
+        self.whole, self.cut, self.rates, self.placed = sum(self.sizes), (0, []), None, None
 
-    def begin(self, options, step, params, grads, states, grad_scale=1.0, clip=1.0, moments_only=False):
+    def begin(self, options, step, params, grads, states, loss_scale=None, clip=1.0, moments_only=False):
         """Checks the options and computes the scalars of the step, and counts nothing. options: by kind."""
         first, self.owners, self.states = self.entries[0], params, states
         self.params = list(map(local, params)) if first.sharded else params
@@ -180,7 +189,7 @@ class Call:
             if first.kind not in options:
                 options[first.kind] = make(self.group, self.params[0].dtype, first.formats)
             self.opt, self.began = type(options[first.kind]).from_buffer_copy(options[first.kind]), k.kopt_step()
-            self.opt.grad_scale, self.opt.clip, self.opt.moments_only = grad_scale, clip, moments_only
+            self.opt.grad_scale, self.opt.clip, self.opt.moments_only = self.unscaling(loss_scale), clip, moments_only
             self.opt.step = step
             k.check(k.kopt_step_begin(self.began, self.opt))
             self.step, self.opt.step = self.opt.step, step
@@ -191,9 +200,24 @@ class Call:
         if "residual" in first.names and [p._version for p in self.params] != [e.version for e in self.entries]:
             for e, p, s in zip(self.entries, self.params, states):
                 e.settle(p, s)
-        if first.rates:
-            for e, s in zip(self.entries, states):
-                RATES.pack_into(e.rates, 0, s["step"], s["rate"], 0, 0.0)
+        if first.pays and (self.rates is None or self.places != [s["rate"].data_ptr() for s in states]):
+            self.gather_rates(states)
+
+    def unscaling(self, loss_scale):
+        """The factor of the gradients."""
+        return 1.0 if loss_scale is None else 1.0 / float(loss_scale)
+
+    def gather_rates(self, states):
+        """Makes the last rates of FEEDBACK views of one array. In a row of it are two steps with their rates: the last
+        one, which is step 1 to the library, and in a step the new one."""
+        device = self.params[0].device
+        self.rates, self.placed = state.on_device(torch.zeros(len(states), 4), device), None
+        self.steps, now = self.rates.view(torch.int32), self.rates[:, 1]
+        now.copy_(torch.stack([torch.as_tensor(s["rate"], dtype=torch.float32, device=device) for s in states]))
+        self.steps[:, 0] = 1
+        for e, s, row in zip(self.entries, states, self.rates):
+            s["rate"], e.arrays.rates = row[1], row.data_ptr()
+        self.places = [s["rate"].data_ptr() for s in states]
 
     def set_grads(self, grads):
         """Their addresses, which may be new in each step."""
@@ -251,9 +275,10 @@ class Call:
         self.finish()
 
     def finish(self):
-        for e, s in zip(self.entries, self.states) if self.entries[0].rates else ():
-            _, last, number, rate = RATES.unpack(e.rates)
-            s["rate"] = rate if number == self.step else last  # a step with a rate of 0 leaves it
+        if self.entries[0].pays:  # a step with a rate of 0 leaves it
+            now = self.rates[:, 1]
+            now.copy_(torch.where(self.steps[:, 2] != 0, self.rates[:, 3], now))
+            self.steps[:, 2] = 0
         for s in self.states:
             s["step"] = self.step
         for copy, i in zip(self.grads[len(self.params):], self.gaps):
@@ -264,19 +289,63 @@ class Call:
                 e.version = p._version
         self.grads = self.owners = self.params = self.states = None
 
+    def knows(self, step):
+        return True
+
     def add_norm(self, norm):
         k.check(k.kopt_norm_add_grads(norm, self.tensors, len(self.tensors)))
 
 
+class Plan:
+    """A plan of the library, on a GPU. step, options, stopped: what the host believes of it. stopped, by an error: it
+    skips all steps."""
+
+    def __init__(self, kind, opt, tensors, device, stream):
+        load_kernels()
+        group = gpu.kopt_cuda_group(ctypes.pointer(opt), tensors, len(tensors))
+        size = gpu.kopt_cuda_plan_size(group, 1)
+        self.plan, self.host = gpu.kopt_cuda_plan(), torch.zeros(size, dtype=torch.uint8)
+        k.check(gpu.kopt_cuda_plan_build(self.plan, self.host.data_ptr(), size, group, 1))
+        self.memory, self.scales = state.on_device(self.host, device), state.on_device(torch.zeros(2), device)
+        k.check(gpu.kopt_cuda_plan_upload(self.plan, self.memory.data_ptr(), stream))
+        self.status = self.part(gpu.kopt_cuda_plan_status(self.plan), gpu.kopt_cuda_status)
+        self.norm = self.part(gpu.kopt_cuda_plan_norm(self.plan, None), k.kopt_norm).view(torch.int64)
+        self.kind, self.step, self.options, self.stopped = kind, opt.step, bytes(gpu.kopt_cuda_options()), False
+
+    def part(self, pointer, kind):
+        first = ctypes.cast(pointer, ctypes.c_void_p).value - self.memory.data_ptr()
+        return self.memory[first:first + ctypes.sizeof(kind)]
+
+
+class Report:
+    """What a GPU says of a step, when it has come that far."""
+
+    def __init__(self, plan, entries):
+        self.plan, self.entries, self.may_skip = plan, entries, any(plan.options)
+        self.copy, self.event = to_host(plan.status)
+
+    def read(self, states):
+        """Takes the step back, if it was skipped. Returns the kopt_result."""
+        if not self.event.query():
+            self.event.synchronize()
+        status = gpu.kopt_cuda_status.from_buffer_copy(ctypes.string_at(self.copy.data_ptr(), self.copy.numel()))
+        self.plan.stopped = self.plan.stopped or status.result != k.KOPT_OK
+        self.plan.step -= status.skipped
+        for e in self.entries if status.skipped else ():
+            s = states.get(e.parameter())
+            if s:
+                s["step"] -= 1
+        return status.result
+
+
 class GpuCall(Call):
-    """The same on a GPU, on the current stream. Tensors that have moved get new addresses in the plan."""
+    """The same on a GPU, on the current stream. Tensors that have moved get new addresses in the plan. Nothing waits for
+    the GPU: a step that it has skipped counts until its report has come."""
 
     def __init__(self, optimizer, group, entries, other=None):
         super().__init__(optimizer, group, entries)
-        self.built, self.placed, self.stopped = None, None, False  # stopped, by an error: the plan skips all steps
-        if other is not None and other.built == self.without_addresses():
-            self.plan, self.memory, self.host, self.built = other.plan, other.memory, other.host, other.built
-            self.stopped = other.stopped
+        self.layout = self.without_addresses()
+        self.plan = other.plan if other is not None and other.layout == self.layout else None
 
     def without_addresses(self):
         tensors = type(self.tensors).from_buffer_copy(self.tensors)
@@ -284,38 +353,72 @@ class GpuCall(Call):
             t.weight = t.grad = t.arrays = None
         return bytes(tensors)
 
-    def run(self):
-        with current(self.params[0].device):
-            self.launch()
+    def unscaling(self, loss_scale):
+        self.loss_scale = loss_scale if on_gpu(loss_scale) else None
+        return super().unscaling(None if on_gpu(loss_scale) else loss_scale)
 
-    def launch(self):
+    def prepare(self, found_inf=None, max_norm=None):
+        """Gives the plan what is new in this step. With a max_norm, which may be 0, it measures the gradients."""
         if gpu is None:
             raise RuntimeError("this package has no kernels for a GPU: it was built without nvcc (%s)" % no_gpu)
-        stream, placed = stream_of(self.params[0].device), bytes(self.tensors)
-        stopped, self.stopped = self.stopped, True
-        if self.built is None:
-            load_kernels()
-            group = gpu.kopt_cuda_group(ctypes.pointer(self.opt), self.tensors, len(self.tensors))
-            size = gpu.kopt_cuda_plan_size(group, 1)
-            self.plan, self.host = gpu.kopt_cuda_plan(), torch.zeros(size, dtype=torch.uint8)
-            k.check(gpu.kopt_cuda_plan_build(self.plan, self.host.data_ptr(), size, group, 1))
-            self.memory = state.on_device(self.host, self.params[0].device)
-            k.check(gpu.kopt_cuda_plan_upload(self.plan, self.memory.data_ptr(), stream))
-            self.built = self.without_addresses()
+        with current(self.params[0].device):
+            self.set(stream_of(self.params[0].device), found_inf, max_norm)
+
+    def set(self, stream, found_inf, max_norm):
+        placed, plan, first = bytes(self.tensors), self.plan, self.entries[0]
+        kind = first.kind, first.layout, self.opt.moment_rounding, self.opt.residual_rounding, self.opt.stable
+        if plan is None or plan.kind != kind:
+            plan = self.plan = Plan(kind, self.opt, self.tensors, self.params[0].device, stream)
+            stopped, plan.stopped = False, True
         else:
-            k.check(gpu.kopt_cuda_plan_set_optimizer(self.plan, 0, self.opt, stream))
+            stopped, plan.stopped = plan.stopped, True
+            k.check(gpu.kopt_cuda_plan_set_optimizer(plan.plan, 0, self.opt, stream))
             if self.placed != placed:
-                k.check(gpu.kopt_cuda_plan_set_arrays(self.plan, 0, len(self.tensors), self.tensors, stream))
-            if stopped:
-                k.check(gpu.kopt_cuda_plan_acknowledge(self.plan, stream))
+                k.check(gpu.kopt_cuda_plan_set_arrays(plan.plan, 0, len(self.tensors), self.tensors, stream))
+            if plan.step != self.opt.step:
+                k.check(gpu.kopt_cuda_plan_set_step(plan.plan, self.opt.step, stream))
+                plan.step = self.opt.step
         self.placed = placed
-        k.check(gpu.kopt_cuda_plan_step(self.plan, stream))
-        self.stopped = False
+        options = gpu.kopt_cuda_options(check_finite=max_norm is not None, max_norm=max_norm or 0.0)
+        for i, (name, x) in enumerate((("loss_scale", self.loss_scale), ("found_inf", found_inf))):
+            if on_gpu(x):
+                plan.scales[i:i + 1].copy_(x.reshape(1), non_blocking=True)
+                setattr(options, name, plan.scales[i:].data_ptr())
+        if plan.options != bytes(options):
+            k.check(gpu.kopt_cuda_plan_set_options(plan.plan, options, stream))
+            plan.options = bytes(options)
+        if stopped:
+            k.check(gpu.kopt_cuda_plan_acknowledge(plan.plan, stream))
+        if max_norm is not None:
+            k.check(gpu.kopt_cuda_plan_measure(plan.plan, stream))
+        plan.stopped = False
+
+    def run(self):
+        device, self.plan.stopped = self.params[0].device, True
+        with current(device):
+            k.check(gpu.kopt_cuda_plan_step(self.plan.plan, stream_of(device)))
+            self.plan.step, self.plan.stopped = self.step, False
+            self.optimizer._reports.append(Report(self.plan, self.entries))
         self.finish()
 
     def add_norm(self, norm):
-        raise NotImplementedError("the exact norm is for tensors on the CPU: use torch.nn.utils.clip_grad_norm_, and "
-                                  "torch.amp.GradScaler")
+        self.prepare(max_norm=0.0)
+        here = self.plan.norm.cpu()
+        k.check(k.kopt_norm_merge(norm, k.kopt_norm.from_buffer_copy(ctypes.string_at(here.data_ptr(), 8 * len(here)))))
+
+    def knows(self, step):
+        """Does the plan come to this step by itself?"""
+        return self.plan is None or self.plan.step == step
+
+
+def add_norms(calls):
+    """Gives these calls the norm of all their gradients. Returns whether one is not finite: a tensor."""
+    norms = [call.plan.norm for call in calls]
+    if len(norms) > 1:
+        total = sum(norm.to(norms[0].device) for norm in norms)
+        for norm in norms:
+            norm.copy_(total)
+    return norms[0][k.kopt_norm.nonfinite.offset // 8] != 0
 
 
 CALLS = {"cpu": Call, "cuda": GpuCall}  # by the type of the device

@@ -146,7 +146,9 @@ def pays_back(group, p):
 
 def begun(group, p):
     """The state of a parameter before its first step."""
-    s = {"step": 0, "rate": 0.0} if pays_back(group, p) else {"step": 0}
+    s = {"step": 0}
+    if pays_back(group, p):
+        s["rate"] = torch.zeros((), device=p.device)
     s.update((name, zeros(p, field, dtype)) for name, field, _, dtype in tensors_of(group, p, formats_of(group, p)))
     if "slow" in s:
         s["slow"].copy_(p.detach())
@@ -197,7 +199,7 @@ def fitted(group, p, s):
     result = dict(s, step=int(s.get("step", 1)))  # what is not counted has been stepped
     result.pop("rate", None)
     if pays_back(group, p):  # moments of another rounding owe nothing, whatever the rate is
-        result["rate"] = float(s.get("rate", math.inf))
+        result["rate"] = torch.as_tensor(s.get("rate", math.inf), dtype=torch.float32, device=p.device)
     codes = [s[name] for name, field, _, dtype in table if field == "moment" and dtype == torch.uint8]
     # scales go by the order that the codes have in memory
     coded = torch.empty_like(codes[0].detach(), dtype=p.dtype) if codes else p

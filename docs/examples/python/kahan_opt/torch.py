@@ -1,4 +1,5 @@
 """Optimizers for PyTorch that train weights in pure bf16 or fp16: see help(KahanAdamW) and docs/pytorch.md."""
+import collections
 import functools
 import itertools
 import operator
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import header as k, peers
-from .calls import CALLS, Entry, increment_version, parted
+from .calls import CALLS, Entry, GpuCall, add_norms, increment_version, on_gpu, parted
 from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
                       moments_of, translated, validate)
 from .state import Host, begun, fitted, local
@@ -60,8 +61,8 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     def _forget(self):
         """Looks at all tensors anew. _entries: by the id() of a parameter. _plans: the calls of the last steps.
-        _listed: the parameters of the groups, by id(), and names."""
-        self._entries, self._plans, self._listed = {}, {}, None
+        _listed: the parameters of the groups, by id(), and names. _reports: those of GPUs that have not been read."""
+        self._entries, self._plans, self._listed, self._reports = {}, {}, None, collections.deque()
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a group with options of its own: {"params": ..., "lr": ...}."""
@@ -149,12 +150,29 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     @_untraced
     def _step(self, param):
-        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)  # of a GradScaler
-        if found_inf is not None and float(found_inf):
+        self._read_reports()
+        scale, found_inf, max_norm = (  # of a GradScaler or KahanScaler
+            getattr(self, name, None) for name in ("grad_scale", "found_inf", "max_norm"))
+        if found_inf is not None and not on_gpu(found_inf) and float(found_inf):
             return
-        for call in self._calls(param, 1.0 if scale is None else 1.0 / float(scale), getattr(self, "clip", 1.0),
-                                self._accumulates):
+        calls = self._calls(param, scale, getattr(self, "clip", 1.0), self._accumulates)
+        there = [call for call in calls if isinstance(call, GpuCall)]
+        if found_inf is not None and len(there) < len(calls) and float(found_inf):
+            return
+        for call in there:
+            call.prepare(found_inf, max_norm)
+        if there and max_norm is not None:
+            self.overflow = add_norms(there)
+        for call in calls:
             call.run()
+
+    def _read_reports(self, wait=False):
+        """Reads what GPUs have said of earlier steps: what was skipped does not count, what was refused is raised."""
+        wrong = k.KOPT_OK
+        while self._reports and (wait or wrong or self._reports[0].event.query()):
+            result = self._reports.popleft().read(self.state)
+            wrong = wrong or result
+        k.check(wrong, "the GPU has refused an earlier step")
 
     def zero_grad(self, set_to_none: bool = True, param: Optional[Tensor] = None) -> None:
         """Frees the gradients, or sets them to zero: of all parameters, or of one."""
@@ -181,7 +199,11 @@ class KahanOptimizer(torch.optim.Optimizer):
                 turn += 1
             place = id(only), id(group), entries[0].kind, turn
             call = plans.get(place)
-            if call is None or call.entries != entries:
+            holds = call is not None and call.entries == entries
+            if not (holds and call.knows(step)) and any(report.may_skip for report in self._reports):
+                self._read_reports(wait=True)  # a new plan begins where the last one is
+                return self._calls(only, *scalars)
+            if not holds:
                 call = CALLS[columns[0][0].device.type](self, group, entries, call)
             used[place], call.group = call, group
             call.begin(options.setdefault(id(group), {}), step, *columns, *scalars)
@@ -293,6 +315,7 @@ class KahanOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _settle(self):
         """A value that a program has written has no residual."""
+        self._read_reports(wait=True)
         for e in list(self._entries.values()):
             p = e.parameter()
             if p is not None:
@@ -314,10 +337,23 @@ class KahanOptimizer(torch.optim.Optimizer):
             p = e.parameter()
             e.version = None if p is None else local(p)._version
 
+    def _gpu(self):
+        """A GPU of its parameters, if all are on one."""
+        params = {p.device: p for group in self.param_groups for p in group["params"]}
+        return next(iter(params), None) if all(map(on_gpu, params.values())) else None
+
+    @torch.no_grad()
+    def _measure(self):
+        """Whether a gradient is not finite: a tensor on the GPU."""
+        calls = self._calls()
+        for call in calls:
+            call.prepare(max_norm=0.0)
+        return add_norms(calls)
+
     @torch.no_grad()
     def grad_norm(self) -> "k.kopt_norm":
         """The kopt_norm of all gradients: exact, and it counts infinities and NaNs. kahan_opt.kopt_norm_value() makes a
-        number of it."""
+        number of it. Waits for a GPU: KahanScaler.step(), which clips to a norm, does not."""
         norm = k.kopt_norm()
         for call in self._calls():
             call.add_norm(norm)
@@ -419,6 +455,7 @@ class KahanOptimizer(torch.optim.Optimizer):
     def noise_key(self, p: Tensor) -> Dict[str, int]:
         """What the random bits of a parameter's next step are a function of: seed, id and step. For a seed of its own
         put it into a group of its own: {"params": [p], "seed": 7}."""
+        self._read_reports(wait=True)
         number, group, p = self._member(p)
         return {"seed": group["seed"], "id": number, "step": int(self.state.get(p, {}).get("step", 0)) + 1}
 
@@ -511,15 +548,40 @@ SCALER_FIELDS = {"init_scale": "scale", "growth_factor": "growth", "backoff_fact
 
 
 class KahanScaler:
-    """kopt_scaler with the calls of torch.amp.GradScaler, for tensors on the CPU: of several optimizers each skips its
-    own overflows, and one in any of them lowers the scale, once in update(). No pass writes before the step. fields:
-    init_scale (65536), growth_factor (2), backoff_factor (.5), growth_interval (2000) and others of kopt_scaler. Not
-    enabled, it scales nothing and looks for nothing. skipped: did the last step() leave the step out?"""
+    """kopt_scaler with the calls of torch.amp.GradScaler: of several optimizers each skips its own overflows, and one in
+    any of them lowers the scale, once in update(). No pass writes before the step. fields: init_scale (65536),
+    growth_factor (2), backoff_factor (.5), growth_interval (2000) and others of kopt_scaler. Not enabled, it scales
+    nothing and looks for nothing.
+
+    For parameters on a GPU the scale stays there, and so does the answer whether a step was skipped: scale(), step() and
+    update() do not wait for it. skipped, get_scale() and state_dict() do. The step counts in the states of an optimizer
+    take a skipped step back in a later step(), or in its state_dict()."""
 
     def __init__(self, *, enabled: bool = True, **fields: float) -> None:
-        self.scaler, self.seen = k.kopt_scaler_of(), {}  # since the last update(), by id(): is it stepped, overflows
-        self.enabled, self.skipped = enabled, False
+        self._host, self._there = k.kopt_scaler_of(), None  # what is there, on a GPU, is newer: scale, good, bad
+        self.seen: Dict[int, Any] = {}  # since the last update(), by id(): is it stepped, overflows
+        self.enabled, self._skipped = enabled, False
         self.load_state_dict(fields)
+
+    @property
+    def scaler(self) -> "k.kopt_scaler":
+        """The kopt_scaler, whose fields a program may set. Waits for the GPU, if the scale is there."""
+        if self._there is not None:
+            self._host.scale, good, bad = self._there.tolist()
+            self._host.good, self._host.bad, self._there = int(good), int(bad), None
+        return self._host
+
+    @property
+    def skipped(self) -> bool:
+        """Did the last step() leave the step out?"""
+        return bool(self._skipped)
+
+    def _scale_on(self, device):
+        """The scale as a tensor, which from now on is newer than that of the host."""
+        if self._there is None:
+            values = [self._host.scale, self._host.good, self._host.bad]
+            self._there = torch.tensor(values, dtype=torch.float64, device=device)
+        return self._there[0].to(device, torch.float32)
 
     def __repr__(self) -> str:
         return "KahanScaler(%s)" % ", ".join("%s=%r" % field for field in self.state_dict().items())
@@ -536,7 +598,9 @@ class KahanScaler:
         """The loss times the scale, in fp32: for backward(). A list or tuple of losses, also nested: each of them."""
         if isinstance(loss, (list, tuple)):
             return type(loss)(map(self.scale, loss))
-        return loss.float() * self.scaler.scale if self.enabled else loss
+        if not self.enabled:
+            return loss
+        return loss.float() * (self._host.scale if self._there is None else self._scale_on(loss.device))
 
     @torch.no_grad()
     def unscale_(self, optimizer: KahanOptimizer) -> None:
@@ -550,6 +614,11 @@ class KahanScaler:
         if any(g.dtype == torch.float16 for g in grads):
             raise ValueError("Attempting to unscale FP16 gradients, which would lose small ones: to clip, pass "
                              "max_norm to step()")
+        if optimizer._gpu():
+            self.seen[id(optimizer)] = False, optimizer._measure()
+            for g in grads:
+                g.copy_(g.float() * (1.0 / self._scale_on(g.device).double()).float())
+            return
         self.seen[id(optimizer)] = False, optimizer.grad_norm().nonfinite != 0
         for g in grads:
             g.mul_(1.0 / self.scaler.scale)
@@ -560,16 +629,24 @@ class KahanScaler:
         stepped, found = self.seen.get(id(optimizer), (False, False))
         if stepped:
             raise RuntimeError("step() has already been called since the last update().")
-        scale = 1.0 if id(optimizer) in self.seen else self.get_scale()
-        norm = optimizer.grad_norm() if self.enabled or max_norm else k.kopt_norm()
-        found = found or norm.nonfinite != 0
-        optimizer.clip = 1.0 if found else k.kopt_norm_clip(norm, max_norm, 1.0 / scale)
-        optimizer.grad_scale, optimizer.found_inf = scale, found
+        scaled, there = self.enabled and id(optimizer) not in self.seen, optimizer._gpu()
+        measured = self.enabled or max_norm
+        if there:
+            optimizer.grad_scale = self._scale_on(there) if scaled else None
+            optimizer.found_inf, optimizer.max_norm = found, max_norm if measured else None
+        else:
+            scale = self.get_scale() if scaled else 1.0
+            norm = optimizer.grad_norm() if measured else k.kopt_norm()
+            found = bool(found) or norm.nonfinite != 0
+            optimizer.clip = 1.0 if found else k.kopt_norm_clip(norm, max_norm, 1.0 / scale)
+            optimizer.grad_scale, optimizer.found_inf = scale, found
         try:
             loss = optimizer.step()
+            found = getattr(optimizer, "overflow", False) | found
         finally:
-            del optimizer.clip, optimizer.grad_scale, optimizer.found_inf
-        self.skipped = found
+            for name in ("clip", "grad_scale", "found_inf", "max_norm", "overflow"):
+                optimizer.__dict__.pop(name, None)
+        self._skipped = found
         if self.enabled:
             self.seen[id(optimizer)] = True, found
         return loss
@@ -580,8 +657,28 @@ class KahanScaler:
             return
         if not self.seen:
             raise AssertionError("No inf checks were recorded prior to update.")
-        k.check(k.kopt_scaler_update(self.scaler, int(any(found for _, found in self.seen.values()))))
+        found = [found for _, found in self.seen.values()]
+        there = [x for x in found if isinstance(x, Tensor)]
+        if there:
+            self._update_there(functools.reduce(operator.or_, (x.to(there[0].device) for x in there))
+                               | any(x is True for x in found))
+        else:
+            k.check(k.kopt_scaler_update(self.scaler, int(any(found))))
         self.seen = {}
+
+    def _update_there(self, found):
+        """kopt_scaler_update(), on a GPU. found: a tensor."""
+        h, none = self._host, (~found).double()
+        k.check(k.kopt_scaler_update(type(h).from_buffer_copy(h), 0))  # are its fields right?
+        self._scale_on(found.device)
+        scale, good, bad = self._there.to(found.device)
+        good, bad = (good + 1) * none, (bad + 1) * (1 - none)
+        less, more = scale * h.backoff, scale * h.growth
+        less = torch.where(less < 2.0 ** -126, scale, less.float().double()).clamp(min=h.minimum)
+        more = torch.where(more < 2.0 ** 128 - 2.0 ** 103, more.float().double(), scale)
+        raised = good >= h.interval
+        scale = torch.where(found & (bad >= h.hysteresis), less, torch.where(raised, more, scale))
+        self._there = torch.stack([scale, good * (~raised).double(), bad])
 
     def state_dict(self) -> Dict[str, float]:
         """That of GradScaler, which takes it, with the other fields of kopt_scaler; nothing, if it is not enabled."""
