@@ -1,4 +1,5 @@
-"""Time of a step of KahanAdamW beside torch's own AdamW, for 1, 100 and 10,000 tensors. Prints a table in markdown.
+"""Time of a step of KahanAdamW beside torch's own AdamW, for 1, 100 and 10,000 tensors, and with layers that are dropped:
+another set of 48 has gradients in each step. Prints a table in markdown.
 
     ./build.sh bench torch [ROUNDS]
 
@@ -16,7 +17,9 @@ import torch  # noqa: E402
 import kahan_opt as k  # noqa: E402
 from kahan_opt import KahanAdamW  # noqa: E402
 
-SIZES = ((1, 64), (100, 64), (10000, 64), (1, 10 ** 7), (100, 10 ** 5), (10000, 1000))
+SIZES = ((1, 64, 1), (100, 64, 1), (10000, 64, 1), (1, 10 ** 7, 1), (100, 10 ** 5, 1), (10000, 1000, 1)) + tuple(
+    (count, n, share) for count, n in ((480, 1000), (96, 10 ** 5)) for share in (0.9, 0.5, 0.1))
+LAYERS = 48
 
 
 def fused(params):
@@ -34,25 +37,27 @@ RUNS = ("torch fp32", fused, torch.float32), ("torch bf16", fused, torch.bfloat1
     ("KahanAdamW bf16", KahanAdamW, torch.bfloat16), ("KahanAdamW fp32, bf16 moments", bf16_moments, torch.float32)
 
 
-def measure(count, n, rounds):
-    """Seconds of each round: a list for each of RUNS, and one for the library's call in the step of KahanAdamW bf16."""
-    made = []
+def measure(count, n, share, rounds):
+    """Seconds of each round: a list for each of RUNS, and one for the library's calls in the step of KahanAdamW bf16."""
+    made, chance = [], torch.Generator().manual_seed(0)
     for _, make, dtype in RUNS:
         params = [torch.nn.Parameter(torch.randn(n).to(dtype)) for _ in range(count)]
         optimizer = make(params)
         made.append((params, optimizer))
     times = [[] for _ in range(len(RUNS) + 1)]
-    for _ in range(rounds + 2):  # two to warm up
+    for turn in range(rounds + 2):  # two to warm up, of all layers
+        used = (torch.rand(LAYERS, generator=chance) < (share if turn > 1 else 1)).tolist()
+        used[0] = True
         for (params, optimizer), seconds in zip(made, times):
-            for p in params:
-                p.grad = torch.randn_like(p)  # new gradients, as after zero_grad()
+            for i, p in enumerate(params):  # new gradients, as after zero_grad()
+                p.grad = torch.randn_like(p) if used[i * LAYERS // count] else None
             begin = time.perf_counter()
             optimizer.step()
             seconds.append(time.perf_counter() - begin)
-        call = next(iter(made[2][1]._plans.values()))
-        opt = k.kopt_optimizer.from_buffer_copy(call.opt)  # the optimizer itself does not count this step
+        calls = [(k.kopt_optimizer.from_buffer_copy(call.opt), call.tensors) for call in made[2][1]._plans.values()]
         begin = time.perf_counter()
-        k.check(k.kopt_optimizer_step(opt, call.tensors, count))
+        for opt, tensors in calls:  # the optimizer itself does not count this step
+            k.check(k.kopt_optimizer_step(opt, tensors, len(tensors)))
         times[-1].append(time.perf_counter() - begin)
     return [seconds[2:] for seconds in times]
 
@@ -63,13 +68,13 @@ def main():
     print("PyTorch %s, %s, one thread, %s, median of %d rounds; microseconds per step\n" % (
         torch.__version__, "fused" if fused([torch.nn.Parameter(torch.zeros(1))]).defaults.get("fused") else "foreach",
         k.kopt_isa_name(k.kopt_isa_current()), rounds))
-    print("| tensors | weights each | %s | in C | bf16 to torch fp32 | to torch bf16 |"
+    print("| tensors | weights each | with a gradient | %s | in C | bf16 to torch fp32 | to torch bf16 |"
           % " | ".join(name for name, _, _ in RUNS))
-    print("|" + "---:|" * (len(RUNS) + 5))
-    for count, n in SIZES:
-        times = measure(count, n, rounds)
+    print("|" + "---:|" * (len(RUNS) + 6))
+    for count, n, share in SIZES:
+        times = measure(count, n, share, rounds)
         ratios = [statistics.median(a / b for a, b in zip(times[2], other)) for other in times[:2]]
-        print("| %s | %s | %s | %s |" % (format(count, ","), format(n, ","), " | ".join(
+        print("| %s | %s | %d %% | %s | %s |" % (format(count, ","), format(n, ","), 100 * share, " | ".join(
             format(round(statistics.median(t) * 1e6), ",") for t in times),
             " | ".join("**%.2f**" % r if i == 0 else "%.2f" % r for i, r in enumerate(ratios))), flush=True)
 

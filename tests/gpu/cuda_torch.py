@@ -147,6 +147,9 @@ def with_rule(rule, options, gpu):
                 refused = True
             optimizer.param_groups[0]["rounding"] = kept
             assert refused == (kept != "feedback")
+        for s in optimizer.state.values():
+            if t == 5 and "rate" in s:  # as programs may that move a state
+                s["rate"] = s["rate"].clone()
         for p in params if t == 2 else ():
             optimizer.step(param=p)
         if t != 2:
