@@ -990,6 +990,32 @@ def memory_is_free():
     steps(optimizer, p, 1)
 
 
+def allocated(function):
+    """The bytes of memory that PyTorch allocates in a call, whether they are freed or not."""
+    with torch.autograd.profiler.profile(profile_memory=True) as found:
+        function()
+    if not getattr(found, "kineto_results", None):
+        raise Skip("PyTorch has no profiler")
+    return sum(max(0, e.nbytes()) for e in found.kineto_results.events() if e.name() == "[memory]")
+
+
+@test
+def loads_in_place():
+    """load_state_dict() and the step after it allocate next to nothing: a state that fits is not copied"""
+    for dtype, options in ((BF16, {}), (F32, {}), (BF16, {"moment_format": "q8"}), (FP16, {"rounding": "exact"}),
+                           (BF16, {"rounding": "feedback"})):
+        params = parameters(dtype, ((100, 640), (64, 3, 2, 2)))
+        params[1].data = params[1].data.to(memory_format=torch.channels_last)
+        optimizer = KahanAdamW(params, **options)
+        steps(optimizer, params, 1)
+        state = through_a_file(optimizer.state_dict())
+        whole = sum(x.numel() * x.element_size() for s in state["state"].values() for x in s.values()
+                    if isinstance(x, torch.Tensor))
+        assert allocated(lambda: copy.deepcopy(state)) > 0.9 * whole  # what a copy would take
+        assert allocated(lambda: optimizer.load_state_dict(state)) < 0.05 * whole, (dtype, options)
+        assert allocated(optimizer.step) < 0.05 * whole, (dtype, options)
+
+
 @test
 def no_stale_residual():
     """a weight that the program has written has no residual of the old value, wherever one looks"""

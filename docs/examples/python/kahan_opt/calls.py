@@ -14,7 +14,7 @@ import torch
 from . import header as k
 from . import state
 from .options import FORMATS, bare, layout_of, make
-from .state import dense, first_index, forget_residual, formats_of, like, local, pays_back, point, tensors_of
+from .state import dense, first_index, forget_residual, formats_of, like, local, order, pays_back, point, tensors_of
 
 try:
     from . import cuda as gpu
@@ -119,7 +119,7 @@ class Entry:
         self.names = [row[0] for row in table]
         tensors = [s[name] for name in self.names]
         self.plain, self.sharded, self.n = part.is_contiguous(), part is not p, part.numel()
-        self.gap = not self.plain and like(part).stride() != part.stride()
+        self.gap = not self.plain and order(part) != part.stride()
         self.kind = sys.intern("%s %s %s %d" % (p.dtype, p.device, self.formats, self.plain + 2 * self.sharded))
         self.key, = self.keys([p], [p.grad], [s])
         self.references = [weakref.ref(x, lambda _, i=id(p): lost(i)) for x in (p, *tensors)]
@@ -248,7 +248,7 @@ class Call:
             if g.shape != p.shape:
                 raise RuntimeError("%s has a gradient of another shape: %s"
                                    % (self.optimizer._name(self.owners[i]), tuple(g.shape)))
-            if g.stride() != like(p).stride():
+            if g.stride() != order(p):
                 self.grads[i] = like(p, g.dtype).copy_(g)
 
     def parts(self):

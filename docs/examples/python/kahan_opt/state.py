@@ -47,9 +47,14 @@ def like(p, dtype=None):
     return torch.empty_like(p, dtype=dtype, requires_grad=False)
 
 
+def order(p):
+    """The strides of like(p), of which no memory is needed."""
+    return torch.empty_like(p, device="meta", requires_grad=False).stride()
+
+
 def dense(p):
     """p itself, or a copy if p is a view with gaps."""
-    return p.detach() if p.is_contiguous() or like(p).stride() == p.stride() else like(p).copy_(p.detach())
+    return p.detach() if p.is_contiguous() or order(p) == p.stride() else like(p).copy_(p.detach())
 
 
 def formats_of(group, p):
@@ -202,14 +207,15 @@ def fitted(group, p, s):
         result["rate"] = torch.as_tensor(s.get("rate", math.inf), dtype=torch.float32, device=p.device)
     codes = [s[name] for name, field, _, dtype in table if field == "moment" and dtype == torch.uint8]
     # scales go by the order that the codes have in memory
-    coded = torch.empty_like(codes[0].detach(), dtype=p.dtype) if codes else p
+    other = codes and order(local(codes[0])) != order(local(p))
+    coded = torch.empty_like(codes[0].detach(), dtype=p.dtype) if other else p
     for name, field, _, dtype in table:
         if name not in have or name == "residual" and s[name].shape != p.shape:  # a program cuts and joins moments only
             result[name] = zeros(p, field, dtype)
         else:
             model = zeros(p, field, dtype) if field == "scale" else coded if field == "moment" else p
             result[name] = placed(name, s[name], model, dtype, p.device)
-    if tensors_of(group, p, formats) == table and local(coded).stride() == like(local(p)).stride():
+    if tensors_of(group, p, formats) == table and order(local(coded)) == order(local(p)):
         return result
     other = dict(begun(group, p), **{
         name: x for name, x in result.items() if name not in KNOWN or not name.startswith(MOMENTS_OF_ALL)})
@@ -229,7 +235,7 @@ def placed(name, x, model, dtype, device):
     if x.dtype != dtype and not (x.is_floating_point() and dtype.is_floating_point):
         raise ValueError("%s is %s, but %s is needed" % (name, x.dtype, dtype))
     x = x.detach().to(device, dtype) if (x.dtype, x.device) != (dtype, device) or x.requires_grad else x
-    same = local(x).stride() == like(local(model)).stride()
+    same = local(x).stride() == order(local(model))
     return x if same else torch.zeros_like(model.detach(), dtype=dtype, device=device).copy_(x)
 
 
