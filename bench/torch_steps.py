@@ -1,5 +1,5 @@
-"""Time of a step of KahanAdamW beside torch's own AdamW, for 1, 100 and 10,000 tensors, and with layers that are dropped:
-another set of 48 has gradients in each step. Prints a table in markdown.
+"""Time of a step of KahanAdamW beside torch's own AdamW, for 1, 100 and 10,000 tensors, and with layers that are
+dropped: another set of 48 has gradients in each step. Prints a table in markdown.
 
     ./build.sh bench torch [ROUNDS]
 
@@ -38,7 +38,7 @@ RUNS = ("torch fp32", fused, torch.float32), ("torch bf16", fused, torch.bfloat1
 
 
 def measure(count, n, share, rounds):
-    """Seconds of each round: a list for each of RUNS, and one for the library's calls in the step of KahanAdamW bf16."""
+    """Seconds of each round: lists for each of RUNS, and for the library's calls in the step of KahanAdamW bf16."""
     made, chance = [], torch.Generator().manual_seed(0)
     for _, make, dtype in RUNS:
         params = [torch.nn.Parameter(torch.randn(n).to(dtype)) for _ in range(count)]

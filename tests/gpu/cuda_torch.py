@@ -36,8 +36,8 @@ def on_fake_device(x, _=None):
 
 
 class Done:
-    """The companion. What a call launches is done when it returns, as on a GPU that is fast: a tensor in the fake memory
-    is also one of the CPU."""
+    """The companion. What a call launches is done when it returns, as on a GPU that is fast: a tensor in the fake
+    memory is also one of the CPU."""
 
     def __getattr__(self, name):
         what = getattr(cuda, name)

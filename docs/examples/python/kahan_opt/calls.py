@@ -339,8 +339,8 @@ class Report:
 
 
 class GpuCall(Call):
-    """The same on a GPU, on the current stream. Tensors that have moved get new addresses in the plan. Nothing waits for
-    the GPU: a step that it has skipped counts until its report has come."""
+    """The same on a GPU, on the current stream. Tensors that have moved get new addresses in the plan. Nothing waits
+    for the GPU: a step that it has skipped counts until its report has come."""
 
     def __init__(self, optimizer, group, entries, other=None):
         super().__init__(optimizer, group, entries)

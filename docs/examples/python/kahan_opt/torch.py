@@ -548,14 +548,14 @@ SCALER_FIELDS = {"init_scale": "scale", "growth_factor": "growth", "backoff_fact
 
 
 class KahanScaler:
-    """kopt_scaler with the calls of torch.amp.GradScaler: of several optimizers each skips its own overflows, and one in
-    any of them lowers the scale, once in update(). No pass writes before the step. fields: init_scale (65536),
+    """kopt_scaler with the calls of torch.amp.GradScaler: of several optimizers each skips its own overflows, and one
+    in any of them lowers the scale, once in update(). No pass writes before the step. fields: init_scale (65536),
     growth_factor (2), backoff_factor (.5), growth_interval (2000) and others of kopt_scaler. Not enabled, it scales
     nothing and looks for nothing.
 
-    For parameters on a GPU the scale stays there, and so does the answer whether a step was skipped: scale(), step() and
-    update() do not wait for it. skipped, get_scale() and state_dict() do. The step counts in the states of an optimizer
-    take a skipped step back in a later step(), or in its state_dict()."""
+    For parameters on a GPU the scale stays there, and so does the answer whether a step was skipped: scale(), step()
+    and update() do not wait for it. skipped, get_scale() and state_dict() do. The step counts in the states of an
+    optimizer take a skipped step back in a later step(), or in its state_dict()."""
 
     def __init__(self, *, enabled: bool = True, **fields: float) -> None:
         self._host, self._there = k.kopt_scaler_of(), None  # what is there, on a GPU, is newer: scale, good, bad
