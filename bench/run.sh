@@ -204,7 +204,7 @@ bench() {
     fidelity | finetuning | scale | tasks) bench_fidelity "$@" ;;
     torch | converters) shift && bench_$name "$@" ;;
     beside) knows 'bench beside' 'beside average bytes fp16 odd compress' "$@" && shift && bench_program beside "$@" ;;
-    bytes) shift && knows 'bench bytes' N "$@" && bench_program bytes "$@" ;;
+    bytes) shift && knows 'bench bytes' 'N margins' "$@" && bench_program bytes "$@" ;;
     codes) shift && knows 'bench codes' '' "$@" && bench_program codes ;;
     wasm) shift && knows 'bench wasm' N "$@" && exec sh bench/wasm.sh "$@" ;;
     cliffs)

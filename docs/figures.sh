@@ -89,6 +89,7 @@ bench)
 bytes)
     ./build.sh bench bytes >$out/bytes || fail "bench bytes fails"
     fill docs/evidence.md bytes <$out/bytes
+    copy build/bench/bytes.svg docs/bytes.svg
     ;;
 firmware) # with the compilers of Debian 12: other versions make other sizes
     sh tests/examples/firmware.sh table >$out/firmware
