@@ -81,8 +81,10 @@ static double dot(const double *a, const double *b, int n) { /* n is a multiple 
     return sum[0] + sum[1] + (sum[2] + sum[3]) + (sum[4] + sum[5] + (sum[6] + sum[7]));
 }
 
-/* Has the table this cell? Lion has no second moment, and FEEDBACK refuses it. */
+/* Has the table this cell? Lion has no second moment, and FEEDBACK refuses it; bitsandbytes keeps the moments of
+   embeddings in 32 bits. */
 static int has_cell(const task *t, int row) {
+    if (t->kind == ZIPF && row >= FIRST_PEER && peers[row - FIRST_PEER].weight == MASTER_WEIGHT) return 0;
     if (row == DRAWN || row == AVERAGED) return t->kind == TUNING;
     if (t->kind != LION || row == ROUNDED) return 1;
     if (row >= FIRST_PEER) return peers[row - FIRST_PEER].has_lion;
@@ -278,12 +280,15 @@ static const char *bytes_of(int row) {
 
 /* Two digits of the half width, without an exponent. */
 static void print_cell(double mean, double half_width, double margin) {
-    const int digits = 1 - (int)floor(log10(half_width)), decimals = digits < 0 ? 0 : digits > 3 ? 3 : digits;
     const char *const bold = fabs(mean) + half_width <= margin ? "**" : "";
-    if (fabs(mean) >= 1e5)
+    int decimals;
+    if (mean >= 1e5) {
         printf(" above 1e5 |");
-    else
-        printf(" %s%+.*f ± %.*f%s |", bold, decimals, mean, decimals, half_width, bold);
+        return;
+    }
+    decimals = 1 - (int)floor(log10(half_width));
+    decimals = decimals < 0 ? 0 : decimals > 3 ? 3 : decimals;
+    printf(" %s%+.*f ± %.*f%s |", bold, decimals, mean, decimals, half_width, bold);
 }
 
 static double mean[TASKS][ROWS];
@@ -420,6 +425,7 @@ int main(int argc, char **argv) {
                 printf(" %.4g; margin %.2g |", mean[j][i], tasks[j].margin);
                 continue;
             }
+            if (!(mean[j][i] < 1e5)) mean[j][i] = 1e5; /* also no number */
             print_cell(mean[j][i], half_width, tasks[j].margin);
             cells++;
             level += fabs(mean[j][i]) + half_width <= tasks[j].margin;
