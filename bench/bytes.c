@@ -301,7 +301,7 @@ static void write_marker(FILE *file, int row, double x, double y) {
     static const char *const colour[] = {"", "#f08c00", "#0b3d91", "#57b894", "", "#8250df"}; /* by rounding */
     static const char *const letters[] = {"C+", "b", "C", "o", "t", "F", "t"};                /* of peers */
     if (row >= FIRST_PEER)
-        fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\" font-size=\"13\">%s</text>\n", x, y + 4,
+        fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" font-size=\"13\">%s</text>\n", x + 6, y + 4,
                 letters[row - FIRST_PEER]);
     else
         fprintf(file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"5\" fill=\"%s\" fill-opacity=\"0.85\"/>\n", x, y,
@@ -317,12 +317,14 @@ static void write_svg(FILE *file) {
         "     font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#24292f\">\n"
         "<rect width=\"930\" height=\"880\" fill=\"#ffffff\"/>\n"
         "<text x=\"50\" y=\"30\" font-size=\"19\" font-weight=\"bold\">Excess over fp32, times 1e4, against bytes per "
-        "parameter</text>\n<text x=\"50\" y=\"52\" fill=\"#57606a\">Grey: within the margin of equivalence, or below "
+        "parameter</text>\n<text x=\"50\" y=\"52\" fill=\"#57606a\">Grey: within the margin of equivalence or below "
         "fp32, at the bottom. Dashed: fp32, rounded to bf16 at the end.</text>\n",
         file);
     for (j = 0; j < TASKS; j++) {
         const double left = 50 + j % 3 * PANEL_X, top = 90 + j / 3 * PANEL_Y, width = 240, height = 170;
-        const double low = tasks[j].margin, decades = 4, bottom = top + height;
+        const double low = tasks[j].margin, bottom = top + height;
+        double decades = 1;
+        for (row = 1; row < ROWS; row++) decades = fmax(decades, log10(fmax(mean[j][row], low) / low) + .1);
         fprintf(file, "<text x=\"%g\" y=\"%g\" font-weight=\"bold\">%s</text>\n", left, top - 8, tasks[j].name);
         fprintf(file, "<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"14\" fill=\"#e4e7eb\"/>\n", left, bottom - 14,
                 width);
@@ -330,9 +332,9 @@ static void write_svg(FILE *file) {
         for (row = 6; row <= 12; row += 2)
             fprintf(file, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%d</text>\n",
                     left + 15 + (row - 6) * (width - 30) / 6, bottom + 16, row);
-        for (row = 0; row <= decades; row++) {
+        for (row = 0; row <= 5; row++) {
             const double exponent = ceil(log10(low)) + row,
-                         y = bottom - 14 - (exponent - log10(low)) * (height - 20) / 4;
+                         y = bottom - 14 - (exponent - log10(low)) * (height - 20) / decades;
             if (y < top) continue;
             fprintf(file, "<path d=\"M%g %.1fH%g\" stroke=\"#e4e7eb\"/>", left, y, left + width);
             fprintf(file, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n", left - 5, y + 4,
@@ -341,7 +343,7 @@ static void write_svg(FILE *file) {
         for (row = 1; row < ROWS; row++) {
             const double above = log10(fmax(mean[j][row], low) / low),
                          y = bottom - 14 - above * (height - 20) / decades;
-            const double at = mean[j][row] <= low ? bottom - 7 : fmax(y, top + 4);
+            const double at = mean[j][row] <= low ? bottom - 7 : y;
             if (!has_cell(&tasks[j], row) || row == DRAWN || row == AVERAGED) continue;
             if (row == ROUNDED)
                 fprintf(file, "<path d=\"M%g %.1fH%g\" stroke=\"#57606a\" stroke-dasharray=\"4 3\"/>\n", left, at,
@@ -356,7 +358,7 @@ static void write_svg(FILE *file) {
     }
     fputs("<text x=\"55\" y=\"858\">C, C+: Collage-light, -plus; b: bitsandbytes, fp32 weights; F: FlashOptim; o: "
           "optimi; t: "
-          "torchao, written anew. At the top: also what is above the scale.</text>\n</svg>\n",
+          "torchao, written anew.</text>\n</svg>\n",
           file);
 }
 
