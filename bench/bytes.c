@@ -151,7 +151,7 @@ typedef struct example {
     int row;
 } example;
 
-/* The risk of each row at the end; of fine-tuning also the share of fp32's way, and the rms distance to fp32 in ulps. */
+/* The risk of each row at the end; in fine-tuning also its share of fp32's way, and the rms distance to it in ulps. */
 static void run(const task *t, int seed, int rows, double *risk, double *share, double *noise) {
     static double held_out[HELD_OUT][WIDTH], label[HELD_OUT], best[MOST];
     static float first[MOST];

@@ -1,5 +1,5 @@
 /* AdamW, and Lion, as other projects make them, written anew from their papers and sources: none is run as its package.
-   An array of floats has what the codes of that project mean, after each step. Gradients are fp32, steps are computed in
+   Arrays of floats have what the codes of a project mean, after each step. Gradients are fp32, steps are computed in
    fp32 and stored as the project does; Collage computes in bf16. Moments and weights are rounded to nearest, but for
    torchao's weights. 8-bit moments are so at any size, though torchao and bitsandbytes begin at 4,096 elements. */
 #ifndef BYTES_PEERS_H
