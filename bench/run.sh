@@ -24,7 +24,7 @@ bench_usage() {
 ./build.sh bench scale [quick]       a GPT of a million weights, also fine-tuned (docs/evidence.md)
 ./build.sh bench tasks [quick]       average, rare rows, residual net, policy, drift (docs/evidence.md)
 ./build.sh bench theorem1            how far from the solution SGD with 16-bit weights ends
-./build.sh bench bytes [SEEDS]       excess risk by bytes a parameter, 16 to 6 (docs/evidence.md)
+./build.sh bench bytes [N | margins] excess risk by bytes a parameter, 16 to 6 (docs/evidence.md)
 ./build.sh bench codes               whole steps with 8-bit moments beside those with fp32 moments
 ./build.sh bench q8 [check | ...]    which 8-bit code serves the moments of AdamW? (docs/evidence.md)
 TEXT
