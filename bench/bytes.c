@@ -288,7 +288,7 @@ static void print_cell(double mean, double half_width, double margin) {
     }
     decimals = 1 - (int)floor(log10(half_width));
     decimals = decimals < 0 ? 0 : decimals > 3 ? 3 : decimals;
-    printf(" %s%+.*f ± %.*f%s |", bold, decimals, mean, decimals, half_width, bold);
+    printf(" %s%+.*f±%.*f%s |", bold, decimals, mean, decimals, half_width, bold);
 }
 
 static double mean[TASKS][ROWS];
@@ -435,7 +435,7 @@ int main(int argc, char **argv) {
         for (s = 0; s < seeds; s++) x[s] = share[s][i];
         at = mean_of(x, seeds, &half_width);
         for (s = 0; s < seeds; s++) x[s] = noise[s][i];
-        printf(i == FP32 ? " |\n" : " %.2f ± %.2f; %.2f |\n", at, half_width, mean_of(x, seeds, &wide));
+        printf(i == FP32 ? " |\n" : " %.2f±%.2f; %.2f |\n", at, half_width, mean_of(x, seeds, &wide));
     }
     printf(
         "\n%d comparisons with fp32, not corrected for their number; %d are level, bold: the whole interval is within "

@@ -659,7 +659,7 @@ def table(name, head, rows, end=""):
 
 
 def signed(pair):
-    return ("%+.4f ± %.4f" % pair).replace("-0.0000", "0.0000").replace("+0.0000", "0.0000").replace("-", "−")
+    return ("%+.4f±%.4f" % pair).replace("-0.0000", "0.0000").replace("+0.0000", "0.0000").replace("-", "−")
 
 
 SYMLOG = {"linthresh": MARGIN, "linscale": 1.2}
@@ -709,7 +709,7 @@ def draw_loss(r):
     head, rows = ["", "bytes per parameter", "training loss minus fp32"], []
     for task in TASKS.values():
         fp32 = r.losses[task.name, FP32]
-        rows.append(["**%s**, %s; fp32: %.4f ± %.4f" % ((task.name, task.format) + fp32.loss), "%.2f" % fp32.bytes, ""])
+        rows.append(["**%s**, %s; fp32: %.4f±%.4f" % ((task.name, task.format) + fp32.loss), "%.2f" % fp32.bytes, ""])
         for name in r.methods:
             losses = r.losses.get((task.name, name))
             if losses is None or name == FP32:
@@ -748,7 +748,7 @@ def draw_stall(r):
     shown = [u for u in UPDATES if "%.0e" % u == "1e%+03d" % round(math.log10(u))]
     table("stall", ["update / weight"] + ["%.0e" % u for u in shown],
           [[name] +
-           ["%.3f" % share(name, u) + (" ± %.3f" % at(name, u)["half"] if at(name, u)["half"] >= 5e-4 else "")
+           ["%.3f" % share(name, u) + ("±%.3f" % at(name, u)["half"] if at(name, u)["half"] >= 5e-4 else "")
             for u in shown] for name in names])
 
 
@@ -776,7 +776,7 @@ def draw_decay(r):
     save(figure, "decay", title, "AdamW with a gradient of 0, lr * weight decay = %g: mean of 4096 bf16 weights, 95 %% "
          "interval" % rate, 0.79)
     table("decay", ["after %d steps" % last, "weight, exact: %.4f" % exact(last), "share of the true decay"],
-          [[name, "%.4f ± %.4f" % (1 - lost(name), r.end("decay", method=name)["half"]), "%.3f" % (lost(name) / right)]
+          [[name, "%.4f±%.4f" % (1 - lost(name), r.end("decay", method=name)["half"]), "%.3f" % (lost(name) / right)]
            for name in names])
 
 

@@ -338,7 +338,7 @@ def share(rows, network, form, moments, arm, lr, step, what="visible"):
 
 
 def cell(pair):
-    return "" if pair is None else "%.2f ± %.2f" % pair if pair[1] >= 0.02 else "%.2f" % pair[0]
+    return "" if pair is None else "%.2f±%.2f" % pair if pair[1] >= 0.02 else "%.2f" % pair[0]
 
 
 def marks_of(rows, network, form):

@@ -250,7 +250,7 @@ class Task:
     def signed(self, pair):
         if pair is None:
             return ""
-        text = "%+.1f ± %.1f" % pair
+        text = "%+.1f±%.1f" % pair
         if self.sign > 0:
             return fidelity.signed(pair)
         return ("0.0" + text[4:] if text[1:5] == "0.0 " else text).replace("-", "−")
