@@ -281,8 +281,8 @@ run_tests() {
         done
     done
     for tool in gcc g++ clang tcc objcopy; do have $tool || lacks "vendoring: the tests that need $tool" $tool; done
-    part vendor sh tests/robust/vendor.sh warnings leaks
-    part vendor_more sh tests/robust/vendor.sh pragmas windows targets names pairs versions
+    ! turn 2 || part vendor sh tests/robust/vendor.sh warnings leaks
+    ! turn 2 || part vendor_more sh tests/robust/vendor.sh pragmas windows targets names pairs versions
     build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/bits/probe.c
     build probe.ofast $CC -Ofast tests/bits/probe.c
     part golden sh tests/bits/golden.sh build/tests/probe.native build/tests/probe.ofast
@@ -327,7 +327,7 @@ run_tests() {
     ! turn 3 || part checkpoint_more sh tests/examples/checkpoint.sh files machines
     with "training on several ranks of MPI" "mpicc mpirun" && turn 3 && part zero1 sh tests/examples/zero1.sh
     tools=$(sh docs/playground/run.sh lacks)
-    with "the playground in a browser" "$tools" test -z "$tools" && part web sh docs/playground/run.sh test
+    with "the playground in a browser" "$tools" test -z "$tools" && turn 3 && part web sh docs/playground/run.sh test
     part docs sh tests/examples/docs.sh
     part recipes sh tests/examples/recipes.sh
     with "the API reference" python3 && part api python3 tests/repo/api.py --check
@@ -350,7 +350,7 @@ run_tests() {
         part bindings "${python:-python3}" tests/examples/bindings.py build/tests/python
     fi
     with "the wheel for Python" "python3-pip, python3-torch, mypy or twine" imports 'pip, torch, mypy, twine' &&
-        part wheel env "CC=$CC -DKAHAN_OPT_NO_SIMD" "NVCC=$(! turn 4 || echo "$NVCC")" \
+        turn 3 && part wheel env "CC=$CC -DKAHAN_OPT_NO_SIMD" "NVCC=$(! turn 4 || echo "$NVCC")" \
             /usr/bin/python3 tests/examples/wheel.py build/tests/dist
     if with "the optimizers for PyTorch" python3-torch imports torch; then
         part torch /usr/bin/python3 tests/examples/test_torch.py build/tests/python
