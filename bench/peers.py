@@ -84,19 +84,19 @@ numpy = had("NumPy", lambda: __import__("numpy"))
 # ---- the memory that all lines share ----
 
 class Pool:
-    """weights (4n bytes), gradients (4n), state (8n), each with room to spare, at multiples of 4096."""
+    """weights (4n bytes), gradients (4n), state (12n), each with room to spare, at multiples of 4096."""
 
     def __init__(self, n):
         self.n = n
         part = (4 * n + 8192) // 4096 * 4096
         self.offset = {"w": 0, "g": part, "state": 2 * part}
-        self.room = 2 * part
-        self.memory = mmap.mmap(-1, 4 * part)
+        self.room = 3 * part
+        self.memory = mmap.mmap(-1, 5 * part)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
                 self.memory.madvise(mmap.MADV_HUGEPAGE)  # 4 KB pages would measure the TLB
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        ctypes.memset(self.base, 0, 4 * part)
+        ctypes.memset(self.base, 0, 5 * part)
 
     def at(self, name):
         return self.base + self.offset[name]
@@ -147,7 +147,7 @@ class Line:
     def begin(self, pool, n, lr):
         fill(pool.at("w"), WEIGHTS, self.fmt, n)
         fill(pool.at("g"), GRADS, self.fmt, n)
-        ctypes.memset(pool.at("state"), 0, min(pool.room, 8 * n + 4096))
+        ctypes.memset(pool.at("state"), 0, min(pool.room, 12 * n + 4096))
         return self.start(pool, n, lr)
 
 
@@ -424,7 +424,7 @@ def main():
     if not 0.01 <= gigabytes <= 1000:
         raise SystemExit("usage: peers.py [--gb SIZE]")
     n = int(gigabytes * 1e9 / 10) // 1024 * 1024
-    most = memory_available() // 36 // 1024 * 1024  # 16 bytes for all, up to 16 of temporaries, and some for others
+    most = memory_available() // 40 // 1024 * 1024  # 20 bytes for all, up to 16 of temporaries, and some for others
     if n > most:
         print(f"memory for {most * 1e-8:.2f} GB only")
         n = most
