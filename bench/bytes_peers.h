@@ -4,6 +4,8 @@
    torchao's weights. 8-bit moments are so at any size, though torchao and bitsandbytes begin at 4,096 elements. */
 #ifndef BYTES_PEERS_H
 #define BYTES_PEERS_H
+#include "companded.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -88,25 +90,6 @@ static void store_dynamic(float *x, int n, int is_square) {
             for (half = is_square ? 128 : 64; half > 0; half /= 2) code += map[code + half] <= y ? half : 0;
             code += y - map[code] >= map[code + 1] - y && (code < 127 || is_square || x[k] > 0);
             x[k] = copysignf(map[code] * largest, x[k]);
-        }
-    }
-}
-
-/* FlashOptim's codes: in groups of 32 with an fp16 scale, the root of squares, and first moments by softsign. */
-static void store_companded(float *x, int n, int is_square) {
-    int i, k;
-    for (i = 0; i < n; i += 32) {
-        float largest = 0, scale;
-        for (k = i; k < i + 32 && k < n; k++) largest = fmaxf(largest, is_square ? sqrtf(x[k]) : fabsf(x[k]));
-        scale = kopt_f32_from_fp16(kopt_fp16_from_f32(largest));
-        for (k = i; k < i + 32 && k < n && largest > 0; k++) {
-            if (is_square) {
-                const float root = rintf(sqrtf(x[k]) / largest * 255) / 255 * scale;
-                x[k] = root * root;
-            } else {
-                const float y = x[k] / largest, code = floorf(2 * y / (1 + fabsf(y)) * 127 + 0.5f) / 127;
-                x[k] = code / (2 - fabsf(code)) * scale;
-            }
         }
     }
 }

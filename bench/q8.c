@@ -10,6 +10,8 @@
    Moments stay here in fp32 arrays, but pass through a store after each step: x = decode(encode(x)). The program shares
    no code with kahan_opt.h. Each random number is a hash of (seed, what it is for, index). */
 
+#include "companded.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -342,27 +344,6 @@ static void blocks(float beta2) {
 }
 
 /* ---- errors --------------------------------------------------------------------------------------------------- */
-
-/* The codes of FlashOptim 0.1.4, to nearest: in groups of 32 with an fp16 scale, the first moment by softsign. */
-static void store_companded(float *x, int n, int is_square) {
-    int i, k, exponent;
-    for (i = 0; i < n; i += 32) {
-        float largest = 1e-12f, quantum;
-        for (k = i; k < i + 32; k++) largest = fmaxf(largest, is_square ? sqrtf(x[k]) : fabsf(x[k]));
-        frexpf(largest, &exponent);
-        quantum = ldexpf(1, exponent < -13 ? -24 : exponent - 11); /* of fp16 */
-        for (k = i; k < i + 32; k++) {
-            const float stored = rintf(largest / quantum) * quantum;
-            if (is_square) {
-                const float root = rintf(sqrtf(x[k]) / largest * 255) / 255 * stored;
-                x[k] = root * root;
-            } else {
-                const float y = x[k] / largest, code = floorf(2 * y / (1 + fabsf(y)) * 127 + 0.5f) / 127;
-                x[k] = code / (2 - fabsf(code)) * stored;
-            }
-        }
-    }
-}
 
 typedef struct {
     const char *name;

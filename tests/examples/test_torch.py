@@ -2631,12 +2631,13 @@ def finetuned():
         said = subprocess.run([sys.executable, "docs/examples/finetune.py", "10", folder], stdout=subprocess.PIPE,
                               text=True, check=True, env=dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1")).stdout
         behind = {words: float(x) for words, x in re.findall(r"(\w+ [\w.]+) +loss .*, minus fp32 (.*)", said)}
-        ones = torch.ones(300, 300, dtype=BF16)
-        sums_in_fp32 = (ones @ ones)[0, 0] == 300  # without AVX-512 PyTorch 1.13 sums in bf16, and comes to 256
-        assert abs(behind["bf16 KahanAdamW"]) < (2e-3 if sums_in_fp32 else 1e-2) and len(behind) == 3, said
         full, start = (torch.load(os.path.join(folder, name)) for name in ("finetuned.pt", "finetune.pt"))
         kept = [name for name, x in full.items() if x.dtype == F32 and not torch.equal(x, x.to(BF16).float())]
         assert full.keys() == start.keys() and len(kept) > 20 and start[kept[0]].dtype == BF16
+        ones = torch.ones(300, 300, dtype=BF16)
+        if (ones @ ones)[0, 0] != 300:
+            raise Skip("on this machine PyTorch sums products of bf16 in bf16")
+        assert abs(behind["bf16 KahanAdamW"]) < 2e-3 and len(behind) == 3, said
 
 
 @test

@@ -148,7 +148,7 @@ def main(arguments):
                     file.write(text.replace(old, new))
                 if old not in text or interface(os.path.join(folder, header)) == parts[header]:
                     missed.append(old)
-            os.remove(os.path.join(folder, header))
+            os.remove(os.path.join(folder, header))  # the companion includes the right one
     print("%sok 2 - it sees a type, a value, a name, an argument, a macro and an order that move%s"
           % ("not " if missed else "", "".join("\n# not seen: " + old for old in missed)))
     others = may_become(lines + ["another"], stated()[0]) or not may_become(lines + ["another"], "another digest")

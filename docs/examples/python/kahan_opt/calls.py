@@ -290,6 +290,7 @@ class Call:
         self.grads = self.owners = self.params = self.states = None
 
     def knows(self, step):
+        """Can it make this step without a plan that is told?"""
         return True
 
     def add_norm(self, norm):
