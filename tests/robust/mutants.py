@@ -459,12 +459,12 @@ def near(text, begin, end):
     return " ".join((text[begin - 30:begin].split("\n")[-1] + "[" + text[begin:end] + "]" + text[end:end + 20]).split())
 
 
-def by_hand(source, text):
-    """The mutants of BY_HAND like those of candidates(): each snippet must be there once."""
+def by_hand(source, text, rows):
+    """The mutants of such rows like those of candidates(): each snippet must be there once."""
     places, stale = {}, []
     for name, begin, end in functions(text):
         places.setdefault(name, []).append((begin, end))
-    for name, old, new in BY_HAND:
+    for name, old, new in rows:
         found = [(a + m.start(), a + m.end()) for a, b in (places.get(name, []) if name else [(0, len(source))])
                  for m in re.finditer(re.escape(old), source[a:b])]
         if len(found) != 1:
@@ -475,6 +475,10 @@ def by_hand(source, text):
         yield "by hand: %s: `%s` to `%s`" % (name, *texts), ("", name, *found[0], new)
     if stale:
         sys.exit("\n".join(stale))
+
+
+def musts(source):
+    """The same of each condition of an optimizer's options."""
     start = source.index("MUST_(opt != NULL")
     for m in re.compile(r"MUST_\((?=(.*))").finditer(source, start, source.index("#undef", start)):
         yield "by hand: MUST_: not `%s`" % m[1][:90], ("", "", *m.span(), "MUST_(@ || ")
@@ -523,7 +527,7 @@ PRELUDE = """#ifndef KOPT_MUTANT_
 #include <stdio.h>
 #include <stdlib.h>
 static int kopt_mutant_;
-static unsigned char kopt_reached_[%d];
+static unsigned char kopt_reached_[COUNT];
 static __attribute__((constructor)) void kopt_mutant_begin_(void) {
     const char *number = getenv("KOPT_MUTANT");
     kopt_mutant_ = number ? atoi(number) : 0;
@@ -532,8 +536,8 @@ static __attribute__((destructor)) void kopt_mutant_end_(void) { /* which mutant
     FILE *file = getenv("KOPT_REACHED") ? fopen(getenv("KOPT_REACHED"), "a") : 0;
     int i;
     if (!file) return;
-    for (i = 0; i < %d; i++)
-        if (kopt_reached_[i]) fprintf(file, "%%d\\n", i);
+    for (i = 0; i < COUNT; i++)
+        if (kopt_reached_[i]) fprintf(file, "%d\\n", i);
     fclose(file);
 }
 #define KOPT_MUTANT_(n) (kopt_reached_[n] = 1, kopt_mutant_ == (n))
@@ -542,15 +546,13 @@ static __attribute__((destructor)) void kopt_mutant_end_(void) { /* which mutant
 """
 
 
-def main(path, out, list_of):
-    with open(path) as file:
-        source = file.read()
+def make(source, hand, by_rule, prelude, out, name, list_of):
+    """Writes OUT/NAME, a header with a choice at each place, OUT/mutants and OUT/listed."""
     with open(list_of) as file:
         lines = re.sub(r"\n +", " ", file.read()).split("\n")
     listed = [line.split(" -- ")[0] for line in lines if line and line[0] != "#"]
-    text, everything = blank(source), {}
-    hand = dict(by_hand(source, text))
-    for room, name, a, b, new, how in candidates(source, text, used_lines(path)):
+    everything = {}
+    for room, function, a, b, new, how in by_rule:
         for _, _, x, y, by in hand.values(): # the same, or half within one, or where one has the only text
             if (a <= x and y <= b and " ".join((source[a:x] + by + source[y:b]).split()) == " ".join(new.split()) or
                     x < b and a < y and not (a <= x and y <= b) and ("@" in by or not (x <= a and b <= y)) or
@@ -559,21 +561,34 @@ def main(path, out, list_of):
         else:
             if how == "drop":
                 how = "drop `%s`" % " ".join(source[a:b].split())[:70]
-            identity = "%s: %s: %s" % (room, name, how)
+            identity = "%s: %s: %s" % (room, function, how)
             while identity in everything:
                 identity += " again"
-            everything[identity] = (room, name, a, b, new)
+            everything[identity] = (room, function, a, b, new)
     stale = [identity for identity in listed if identity not in everything and identity not in hand]
     if stale:
         sys.exit("\n".join("mutants.py: there is no mutant `%s`: strike it from %s" % (s, list_of) for s in stale))
     chosen = chosen_of(everything, listed, hand)
     mutants = [(m[2], m[3], number, m[4]) for number, m in enumerate(chosen.values(), 1)]
-    with open(out + "/kahan_opt.h", "w") as file:
-        file.write(PRELUDE % (len(mutants) + 1, len(mutants) + 1) + render(source, 0, len(source), mutants))
+    text = render(source, 0, len(source), mutants)
+    for number, identity in enumerate(chosen, 1):
+        if "KOPT_MUTANT_(%d)" % number not in text:
+            sys.exit("mutants.py: `%s` is within the text of another one" % identity)
+    with open(out + "/" + name, "w") as file:
+        file.write(prelude.replace("COUNT", str(len(mutants) + 1)) + text)
     with open(out + "/mutants", "w") as file:
         file.writelines("%d\t%s\n" % line for line in enumerate(chosen, 1))
     with open(out + "/listed", "w") as file:
         file.writelines(identity + "\n" for identity in listed)
+
+
+def main(path, out, list_of):
+    with open(path) as file:
+        source = file.read()
+    text = blank(source)
+    hand = dict(by_hand(source, text, BY_HAND))
+    hand.update(musts(source))
+    make(source, hand, candidates(source, text, used_lines(path)), PRELUDE, out, "kahan_opt.h", list_of)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
-# mutants.sh all | share K/N | turn: makes mutants of the header (mutants.py) and runs the tests on each until
+# mutants.sh [cuda] all | share K/N | turn: makes mutants of the header (mutants.py) and runs the tests on each until
 # one fails. turn: one of 18 shares, the next one with every second commit. Prints TAP. A mutant that survives is a
 # failure, unless tests/robust/mutants.txt says why it may. So is a mutant of that list that a test kills.
-# JOBS: how many run at a time. `mutants.sh show N` prints mutant N, and the program that kills it.
+# cuda: of kahan_opt_cuda.cuh (tests/gpu/cuda_mutants.sh). JOBS: how many run at a time. `mutants.sh show N` prints
+# mutant N, and the program that kills it.
 set -u
-out=build/mutants
+out=build/mutants kind='' listed=tests/robust/mutants.txt
+if [ "${1:-}" = cuda ]; then
+    out=build/mutants_cuda kind=cuda listed=tests/gpu/cuda_mutants.txt
+    shift
+fi
 export out
 
 run() { # run PROGRAM: its tests, on the mutant of KOPT_MUTANT
@@ -58,7 +63,7 @@ compile() { # compile NAME: makes a program, or an object of the implementation
 build() { # builds all programs once
     rm -rf $out
     mkdir -p $out
-    python3 tests/robust/mutants.py kahan_opt.h $out tests/robust/mutants.txt || exit 1
+    python3 tests/robust/mutants.py kahan_opt.h $out $listed || exit 1
     cp -r tests $out
     printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/plain.c
     printf '%s\n' plain vmath >$out/objects
@@ -84,6 +89,7 @@ order() { # sorts the programs by run time and records what each reaches; each m
     sed 's/.* //' $out/costs >$out/order
 }
 
+[ -z "$kind" ] || . tests/gpu/cuda_mutants.sh
 case "${1:-all}" in
 compile) . tests/tap.sh && compile $2; exit ;;
 one) one $2; exit ;;
@@ -96,7 +102,7 @@ turn)
     k=$((commit / 2 % n + 1)) # run.sh lets it run with every second commit
     [ -z "${KOPT_ALL:-}" ] || k=1 n=1
     ;;
-*) echo "usage: ./build.sh mutants [all | share K/N | turn]" >&2; exit 2 ;;
+*) echo "usage: ./build.sh mutants [cuda] [all | share K/N | turn]" >&2; exit 2 ;;
 esac
 if [ "$(uname -m)" != x86_64 ] || ! command -v gcc >/dev/null || ! command -v python3 >/dev/null; then
     echo "1..0 # SKIP mutants need x86-64, gcc and python3"
@@ -105,13 +111,13 @@ fi
 build
 order
 awk -v k=$k -v n=$n 'NR % n == k - 1 { print $1 }' $out/mutants |
-    xargs -P ${JOBS:-2} -n 1 sh tests/robust/mutants.sh one >$out/results ||
+    xargs -P ${JOBS:-2} -n 1 sh tests/robust/mutants.sh $kind one >$out/results ||
     { echo "not ok 1 - stopped after $(wc -l <$out/results) mutants"; echo 1..1; exit 1; }
 if ! grep -q avx512bw /proc/cpuinfo; then # mutants that only AVX-512 reaches are not tested here
     sort -u $out/*.reached | awk 'NR == FNR { reached[$1]; next } $1 in reached' - $out/results >$out/here
     mv $out/here $out/results
 fi
-awk -F '\t' -v share="$k of $n" '
+awk -F '\t' -v share="$k of $n" -v list=$listed -v show="mutants.sh ${kind:+$kind }show" '
     FILENAME ~ /listed$/ { listed[$0]; next }
     FILENAME ~ /mutants$/ { name[$1] = $2; next }
     {
@@ -120,8 +126,8 @@ awk -F '\t' -v share="$k of $n" '
         all++
         lives = result[2] == "-"
         if (lives && what in listed) may++
-        else if (lives) print "not ok " (++count) " - lives: " what " (sh tests/robust/mutants.sh show " result[1] ")"
-        else if (what in listed) print "not ok " (++count) " - in mutants.txt, but " result[2] " kills it: " what
+        else if (lives) print "not ok " (++count) " - lives: " what " (sh tests/robust/" show " " result[1] ")"
+        else if (what in listed) print "not ok " (++count) " - in " list ", but " result[2] " kills it: " what
         killed += !lives
     }
     END {
