@@ -416,7 +416,7 @@ KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
    opaque is a constant, which leaves the loop: compilers vectorize loops over the conversions below. */
 KOPT_INLINE_ int kopt_is_nan_(uint32_t mag) {
     uint32_t infinity = 0x7F800000u;
-#if defined(__clang__) && !defined(__CUDA_ARCH__)
+#if defined(KOPT_GNU_) && defined(__clang__) && !defined(__CUDA_ARCH__)
     __asm__("" : "+r"(infinity));
 #endif
     return mag > infinity;
