@@ -79,8 +79,8 @@ build() ( # build FILE COMPILER WORD...: adds a job that builds build/tests/FILE
 )
 
 # build_test FILE SUFFIX SOURCE COMPILER WORD...: the same for a test. All tests of a suffix share the implementation:
-# SUFFIX.plain.o, or SUFFIX.vmath.o for tests with vector mathematics. A test that changes it has its own. $libraries are
-# linked, too.
+# SUFFIX.plain.o, or SUFFIX.vmath.o for tests with vector mathematics. A test that changes it has its own.
+# libraries: what is linked, too.
 libraries=
 build_test() {
     file=$1 suffix=$2 source=$3 kind=plain define=
