@@ -306,7 +306,7 @@ run_tests() {
         part numpy sh tests/bits/golden.sh $python tests/bits/probe.py
     vmath_parts
     seldom 4 stack sh tests/robust/stack.sh
-    seldom 5 abi sh tests/robust/abi.sh
+    seldom 4 abi sh tests/robust/abi.sh
     seldom 0 mutants sh tests/robust/mutants.sh turn
     tools=$(sh tests/bits/matrix.sh missing)
     [ -z "$tools" ] || lacks "some of the matrix" "$(echo $tools)"
@@ -323,7 +323,7 @@ run_tests() {
     done
     with libFuzzer libclang-rt-14-dev sanitizes clang ,fuzzer && seldom 1 sanitize_fuzz sh tests/robust/sanitize.sh fuzz
     with "hostile input under valgrind" valgrind test -f /usr/include/valgrind/memcheck.h &&
-        seldom 5 sanitize_valgrind sh tests/robust/sanitize.sh valgrind
+        seldom 4 sanitize_valgrind sh tests/robust/sanitize.sh valgrind
     for tool in cppcheck clang-tidy; do have $tool || lacks "static analysis by $tool" $tool; done
     seldom 2 sanitize_static sh tests/robust/sanitize.sh static
     have luajit || lacks "the library called from LuaJIT" luajit
@@ -335,9 +335,9 @@ run_tests() {
     seldom 2 firmware sh tests/examples/firmware.sh bits figures
     seldom 0 firmware_power sh tests/examples/firmware.sh power careless
     seldom 1 checkpoint sh tests/examples/checkpoint.sh crash damage
-    seldom 2 checkpoint_more sh tests/examples/checkpoint.sh files machines
+    seldom 5 checkpoint_more sh tests/examples/checkpoint.sh files machines
     seldom 5 lockstep sh tests/examples/lockstep.sh
-    with "training on several ranks of MPI" "mpicc mpirun" && seldom 5 zero1 sh tests/examples/zero1.sh
+    with "training on several ranks of MPI" "mpicc mpirun" && seldom 4 zero1 sh tests/examples/zero1.sh
     tools=$(sh docs/playground/run.sh lacks)
     with "the playground in a browser" "$tools" test -z "$tools" && seldom 0 web sh docs/playground/run.sh test
     part docs sh tests/examples/docs.sh
