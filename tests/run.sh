@@ -144,7 +144,7 @@ vmath_parts() {
         fi
         with "SLEEF with link-time optimization by gcc" gcc && sleef lto gcc -O2 -flto
         with "SLEEF with link-time optimization by clang" "clang ld.lld" &&
-            sleef lto_clang clang -O2 -flto -fuse-ld=lld
+            sleef lto_clang clang -O2 -flto -fuse-ld=lld -Wno-unused-command-line-argument
         beside="$beside build/tests/test_vmath.sleef"
     fi
     library=build/sleef-arm64/usr/lib/aarch64-linux-gnu
