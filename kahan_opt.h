@@ -3199,11 +3199,6 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_block_(const kopt_tensor *t, co
     return KOPT_OK;
 }
 
-static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
-    const char *words;
-    return kopt_judge_block_(t, l, &words);
-}
-
 /* ---- checks of memory ---- */
 
 /* Do two arrays overlap? Sizes in bytes. A NULL pointer or an empty array overlaps nothing. */
@@ -3302,24 +3297,34 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_tensor_(const kopt_tensor *t, c
 
 #undef MUST_
 
-static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
+/* What is checked of a tensor: its fields; also its memory without the gradient; also the state; also the gradient. */
+typedef enum kopt_checks_ { KOPT_CHECK_FIELDS_, KOPT_CHECK_MEMORY_, KOPT_CHECK_STATE_, KOPT_CHECK_STEP_ } kopt_checks_;
+
+/* Checks a tensor under the options of s, and computes the layout of its state. */
+static kopt_result kopt_check_tensor_(kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t,
+                                      kopt_checks_ checks) {
     const char *words;
-    return kopt_judge_tensor_(t, &words);
+    kopt_result result = kopt_judge_tensor_(t, &words); /* refuses NULL */
+    if (result != KOPT_OK) return result;
+    kopt_layout_of_step_(layout, s, t->weight_format, t->n);
+    if (checks >= KOPT_CHECK_STATE_) result = kopt_judge_block_(t, layout, &words);
+    if (result != KOPT_OK || checks == KOPT_CHECK_FIELDS_) return result;
+    return kopt_check_memory_(t, layout, checks == KOPT_CHECK_STEP_);
 }
 
-/* Checks that opt, t and its state block belong together, and computes the layout. */
-static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_result result = kopt_check_options_(opt);
-    if (result == KOPT_OK) result = kopt_check_tensor_(t);
+/* The same under an optimizer, which is checked, too. */
+static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
+                                     kopt_checks_ checks) {
+    const kopt_result result = kopt_check_options_(opt);
+    kopt_begun_ s;
     if (result != KOPT_OK) return result;
-    *layout = kopt_layout_for_(opt, t);
-    result = kopt_check_block_(t, layout);
-    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 0);
+    kopt_copy_options_(opt, &s);
+    return kopt_check_tensor_(layout, &s, t, checks);
 }
 
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t) {
-    if (kopt_check_options_(opt) != KOPT_OK || kopt_check_tensor_(t) != KOPT_OK) return 0;
-    return kopt_layout_for_(opt, t).total;
+    kopt_layout_ l;
+    return kopt_check_state_(&l, opt, t, KOPT_CHECK_FIELDS_) == KOPT_OK ? l.total : 0;
 }
 
 /* ---- checks of a step ---- */
@@ -3342,16 +3347,6 @@ static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
                    (!s->unrectified || s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER)
                ? KOPT_OK
                : KOPT_ERROR_STEP;
-}
-
-/* Checks a tensor of a step, and computes the layout of the state block. */
-static KOPT_UNUSED_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const kopt_begun_ *s,
-                                                        const kopt_tensor *t) {
-    kopt_result result = kopt_check_tensor_(t); /* refuses NULL */
-    if (result != KOPT_OK) return result;
-    kopt_layout_of_step_(layout, s, t->weight_format, t->n);
-    result = kopt_check_block_(t, layout);
-    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
 }
 
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
@@ -3402,7 +3397,7 @@ static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *ten
     list.previous_end = NULL;
     list.current = 0;
     for (i = 0; i < count; i++) {
-        kopt_result result = kopt_check_step_tensor_(last, s, &tensors[i]);
+        kopt_result result = kopt_check_tensor_(last, s, &tensors[i], KOPT_CHECK_STEP_);
         if (result == KOPT_OK && count > 1) /* one tensor has no neighbours */
             result = kopt_check_neighbours_(&list, &tensors[i], last, s->zero_grad);
         if (result != KOPT_OK) return result;
@@ -7810,14 +7805,14 @@ static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, cons
 }
 
 static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
-                                      size_t count, int memory, int blocks);
+                                      size_t count, kopt_checks_ checks);
 
 /* The checks of kopt_state_init(). */
 static kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                     const float *weights) {
     uint64_t bytes;
     size_t i, length = 0;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     for (i = 0; i < count; length += tensors[i++].n)
         if (tensors[i].n > ~(size_t)0 / 4 - length) return KOPT_ERROR_BOUNDS;
@@ -7884,7 +7879,7 @@ static void kopt_dither_(const kopt_optimizer *opt, const kopt_tensor *t, const 
 KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
     size_t i, k;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if (opt->rule == KOPT_RULE_EMA) return KOPT_ERROR_OPTION;
     for (i = 0; i < count; i++) {
@@ -7905,7 +7900,7 @@ KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_te
 /* Checks a call that reads or writes a slot from n fp32 values, which may overlap the gradient. */
 static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                     const void *values) {
-    const kopt_result result = kopt_check_state_(l, opt, t);
+    const kopt_result result = kopt_check_state_(l, opt, t, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if ((unsigned)slot > (unsigned)l->moment_count) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
@@ -7966,7 +7961,7 @@ KOPT_API_ kopt_result kopt_state_arrays_of(const kopt_optimizer *opt, const kopt
     kopt_layout_ l;
     kopt_job_ a;
     int m, there;
-    const kopt_result result = kopt_check_state_(&l, opt, t);
+    const kopt_result result = kopt_check_state_(&l, opt, t, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if (arrays == NULL) return KOPT_ERROR_NULL;
     there = t->n != 0 || t->arrays != NULL; /* an empty tensor has no block */
@@ -8509,29 +8504,28 @@ static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
     return size + (l->rounding == KOPT_FEEDBACK && l->total != 0 ? 16 : 0);
 }
 
-/* Checks an optimizer and a list for all that is no step, and sums the bytes of its checkpoint. Without memory it does
-   not look at pointers and sizes; with blocks the state blocks must be initialized. */
+/* Checks an optimizer and a list for all that is no step, and sums the bytes of its checkpoint. */
 static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
-                                      size_t count, int memory, int blocks) {
+                                      size_t count, kopt_checks_ checks) {
     kopt_result result = kopt_check_options_(opt);
     kopt_neighbours_ list;
+    kopt_begun_ s;
     size_t i;
     if (result != KOPT_OK) return result;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
+    kopt_copy_options_(opt, &s);
     memset(&list, 0, sizeof list);
     *bytes = KOPT_SAVE_HEADER_ + 4;
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
         kopt_layout_ l;
         uint64_t size;
-        result = kopt_check_tensor_(t);
+        result = kopt_check_tensor_(&l, &s, t, checks);
         if (result != KOPT_OK) return result;
-        l = kopt_layout_for_(opt, t);
         size = kopt_saved_size_(&l);
-        if (blocks) result = kopt_check_block_(t, &l);
-        if (result == KOPT_OK && memory) result = kopt_check_memory_(t, &l, 0);
-        if (result == KOPT_OK && memory) result = kopt_check_neighbours_(&list, t, &l, 0);
-        if (result == KOPT_OK && !memory && t->n != 0) {
+        if (checks != KOPT_CHECK_FIELDS_) {
+            result = kopt_check_neighbours_(&list, t, &l, 0);
+        } else if (t->n != 0) {
             if (list.previous != NULL && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
             list.previous = t;
         }
@@ -8554,7 +8548,7 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
 
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
-    if (kopt_check_states_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
+    if (kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_FIELDS_) != KOPT_OK) return 0;
     return (size_t)bytes == bytes ? (size_t)bytes : 0;
 }
 
@@ -8583,7 +8577,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     kopt_memory_file_ memory = {(kopt_byte_ *)out, NULL, 0};
     const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
     uint64_t bytes;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
@@ -8596,7 +8590,7 @@ KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors,
     kopt_memory_file_ memory = {NULL, (const kopt_byte_ *)in, in_size};
     const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
     uint64_t bytes;
-    kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
+    kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     if (in == NULL) return KOPT_ERROR_NULL;
     if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
@@ -8619,7 +8613,7 @@ static KOPT_NOINLINE_ kopt_result kopt_save_list_(const kopt_optimizer *opt, con
 KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                    const kopt_file *file) {
     uint64_t bytes;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
     return kopt_save_list_(opt, tensors, count, file, bytes);
@@ -8659,7 +8653,7 @@ static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kop
 KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                      const kopt_file *file) {
     uint64_t bytes;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     if (file == NULL || file->read == NULL) return KOPT_ERROR_NULL;
     return kopt_load_list_(opt, tensors, count, file, bytes);
@@ -8863,7 +8857,7 @@ KOPT_API_ kopt_result kopt_norm_add_stable(kopt_norm *norm, const kopt_step *ste
     kopt_layout_ layout;
     kopt_begun_ s;
     kopt_result result = kopt_open_step_(&s, step);
-    if (result == KOPT_OK) result = kopt_check_step_tensor_(&layout, &s, t);
+    if (result == KOPT_OK) result = kopt_check_tensor_(&layout, &s, t, KOPT_CHECK_STEP_);
     if (result != KOPT_OK) return result;
     if (norm == NULL) return KOPT_ERROR_NULL;
     if (!s.stable) return KOPT_ERROR_OPTION;

@@ -1924,15 +1924,15 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     for (g = 0; g < count; g++) {
         const kopt_tensor *last = NULL; /* the last tensor of this group that has elements */
         kopt_result result = kopt_check_options_(groups[g].opt);
+        kopt_begun_ s;
         if (result != KOPT_OK) return result;
         if (groups[g].tensors == NULL && groups[g].count != 0) return KOPT_ERROR_NULL;
+        kopt_copy_options_(groups[g].opt, &s);
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
             kopt_layout_ layout;
-            result = kopt_check_tensor_(t);
-            if (result != KOPT_OK) return result;
-            layout = kopt_layout_for_(groups[g].opt, t);
-            result = kopt_check_memory_(t, &layout, 1);
+            result = kopt_check_tensor_(&layout, &s, t, KOPT_CHECK_FIELDS_); /* the state is on the GPU */
+            if (result == KOPT_OK) result = kopt_check_memory_(t, &layout, 1);
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
             if (t->counts != NULL || !kopt_is_zero_(t->stable_scale)) return KOPT_ERROR_OPTION;
@@ -2399,7 +2399,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const
     kopt_cuda_init_ k = {};
     kopt_layout_ layout;
     kopt_result result = kopt_cuda_check_twin_(&layout, opt, t, host);
-    if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host);
+    if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host, KOPT_CHECK_STATE_);
     if (result != KOPT_OK || t->n == 0) return result;
     result = kopt_cuda_refuse_capture_(stream);
     if (result == KOPT_OK) result = kopt_cuda_copy_pieces_(&layout, t, host, 0, stream);
