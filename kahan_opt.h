@@ -2940,36 +2940,26 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay);
 }
 
-/* The next step of valid options: kopt_step_begin() without counting it. */
-static int kopt_next_step_(const kopt_optimizer *opt, kopt_begun_ *s) {
+/* The next step of valid options, which its caller counts: opt->step = s->step. */
+static kopt_result kopt_next_step_(kopt_begun_ *s, const kopt_optimizer *opt) {
     kopt_environment_ environment;
     int finite;
+    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     kopt_copy_options_(opt, s);
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
-    return finite;
-}
-
-/* Begins a step. *s and *opt stay unchanged if that fails. */
-static kopt_result kopt_begin_(kopt_begun_ *s, kopt_optimizer *opt) {
-    const kopt_result result = kopt_check_options_(opt);
-    kopt_begun_ next;
-    if (result != KOPT_OK) return result;
-    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    if (!kopt_next_step_(opt, &next)) return KOPT_ERROR_RANGE;
-    *s = next;
-    opt->step = next.step;
-    return KOPT_OK;
+    return finite ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
 KOPT_API_ kopt_result kopt_step_begin(kopt_step *step, kopt_optimizer *opt) {
     kopt_begun_ s;
-    kopt_result result;
-    if (step == NULL) return KOPT_ERROR_NULL;
-    result = kopt_begin_(&s, opt);
-    if (result == KOPT_OK) memcpy(step, &s, sizeof s);
-    return result;
+    kopt_result result = step == NULL ? KOPT_ERROR_NULL : kopt_check_options_(opt);
+    if (result == KOPT_OK) result = kopt_next_step_(&s, opt);
+    if (result != KOPT_OK) return result;
+    memcpy(step, &s, sizeof s);
+    opt->step = s.step;
+    return KOPT_OK;
 }
 
 /* ---- A STEP ON TENSORS ------------------------------------------------------------------------------------------- */
@@ -3541,14 +3531,13 @@ static void kopt_run_list_(const kopt_begun_ *s, const kopt_tensor *tensors, siz
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     kopt_begun_ s;
     kopt_layout_ last;
-    kopt_result result = kopt_begin_(&s, opt);
+    kopt_result result = kopt_check_options_(opt);
+    if (result == KOPT_OK) result = kopt_next_step_(&s, opt);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count, &last);
     if (result != KOPT_OK) return result;
-    result = kopt_check_list_(&s, tensors, count, &last);
-    if (result == KOPT_OK)
-        kopt_run_list_(&s, tensors, count, &last);
-    else
-        opt->step--;
-    return result;
+    opt->step = s.step;
+    kopt_run_list_(&s, tensors, count, &last);
+    return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *tensors, size_t count) {
@@ -8142,7 +8131,7 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
     list.previous = NULL;
     list.current = 0;
     if (opt != NULL && kopt_judge_options_(opt, &words) != KOPT_OK) return words;
-    if (opt != NULL && opt->step != 0xFFFFFFFFu && !kopt_next_step_(opt, &s)) {
+    if (opt != NULL && kopt_next_step_(&s, opt) == KOPT_ERROR_RANGE) {
         if (!kopt_finite_(s.grad_scale)) return "grad_scale * clip: the product overflows a float";
         if (!kopt_finite_(s.undecayed_rate))
             return "lr: with the corrections and factors of the rule, it overflows a float";
@@ -8973,8 +8962,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     kopt_leave_(&environment);
     if (!kopt_within64_(max_norm, 0, max_norm) || !kopt_magnitude_at_most_(*grad_scale, KOPT_3E38_))
         return KOPT_ERROR_RANGE;
-    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    return kopt_next_step_(&scaled, s) ? KOPT_OK : KOPT_ERROR_RANGE;
+    return kopt_next_step_(s, &scaled);
 }
 
 /* Clips a step of kopt_scaled_step_() and counts it; or makes it none, if a gradient is not finite. */
