@@ -2506,6 +2506,7 @@ static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 
 /* Scalar code, which vector code calls for short ranges and special values. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
+static void kopt_run_blocks_(const kopt_job_ *whole);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                                     size_t pair);
 static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
@@ -3458,10 +3459,8 @@ static KOPT_UNUSED_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, c
 
 /* ---- running a step ---- */
 
-/* What the kernels do, below: the step of a job (DISPATCH), the same of 8-bit moments in scalar code, and the sum of
-   StableAdamW (PUBLIC FUNCTIONS). */
+/* What the kernels do, below: the step of a job (DISPATCH), and the sum of StableAdamW (PUBLIC FUNCTIONS). */
 static void kopt_step_job_(const kopt_job_ *job);
-static void kopt_run_blocks_(const kopt_job_ *whole);
 static void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t, size_t begin,
                           size_t end, kopt_norm *norm);
 static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n);
@@ -3509,10 +3508,7 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_te
         job.rate = kopt_mul_(job.rate, scale);
         job.weight_decay = kopt_mul_(job.weight_decay, scale);
     }
-    if (kopt_has_blocks_(s) && kopt_isa_current() == KOPT_ISA_SCALAR)
-        kopt_run_blocks_(&job);
-    else
-        kopt_step_job_(&job);
+    kopt_step_job_(&job);
     kopt_leave_(&environment);
 }
 
@@ -5790,7 +5786,12 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, 0);
 }
 
-NOINLINE_FN_ void K_(step)(const kopt_job_ *j) { K_(walk)(j, j->begin, j->end); }
+NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
+    if (kopt_has_blocks_(j->step))
+        kopt_run_blocks_(j);
+    else
+        K_(walk)(j, j->begin, j->end);
+}
 #endif
 
 #else /* vectors */
@@ -7604,6 +7605,49 @@ static KOPT_NOINLINE_ void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, c
     }
 }
 
+/* The step of a job with 8-bit moments in scalar code. Block by block, it decodes the moments to fp32, steps the
+   elements, and encodes the moments again. moment has room for one block of each moment. */
+static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
+    const kopt_begun_ *s = whole->step;
+    const kopt_kind_ kind = kopt_kind_of_(whole);
+    float moment[4 * KOPT_BLOCK_];
+    const size_t weight_bytes = kopt_bytes_of_(kind.weight), grad_bytes = kopt_bytes_of_(kind.grad);
+    const size_t residual_bytes = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_random_reader_ drawn;
+    kopt_job_ job;
+    size_t i, n;
+    int m;
+    job = *whole;
+    kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
+    for (i = whole->begin; i < whole->end; i += n) {
+        const size_t block = i / KOPT_BLOCK_;
+        n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
+        for (m = 0; m < s->moment_count; m++) {
+            job.moment[m] = whole->moment[m] + i * kopt_moment_bytes_(kind, m);
+            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
+            job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
+            kopt_dequantise_(moment + (unsigned)m * KOPT_BLOCK_, whole->moment[m] + i, kopt_scale_of_(whole, m) + block,
+                             n, kopt_is_square_(s->rule, m));
+        }
+        job.weight = whole->weight + i * weight_bytes;
+        job.grad = whole->grad + i * grad_bytes;
+        if (residual_bytes != 0) job.residual = whole->residual + i * residual_bytes;
+        if (s->sync) job.slow = whole->slow + i * weight_bytes;
+        if (s->sync && residual_bytes != 0) job.slow_residual = whole->slow_residual + i * residual_bytes;
+        if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
+        job.first = whole->first + i;
+        kopt_walk_scalar_(&job, 0, n);
+        for (m = 0; m < s->moment_count; m++) {
+            const int nearest = kopt_moment_rounding_(kind, m) == KOPT_NEAREST;
+            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
+            drawn.first = job.first;
+            drawn.store = (uint32_t)m + 1;
+            kopt_quantise_(whole->moment[m] + i, kopt_scale_of_(whole, m) + block, job.moment[m], n,
+                           kopt_is_square_(s->rule, m), nearest ? NULL : &drawn);
+        }
+    }
+}
+
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
@@ -8159,52 +8203,7 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
                                        "and at the other arguments";
 }
 
-/* ---- 8-bit moments in scalar code, and StableAdamW ---- */
-
-/* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
-   elements, and encodes the moments again. moment has room for one block of each moment. */
-static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
-    const kopt_begun_ *s = whole->step;
-    const kopt_kind_ kind = kopt_kind_of_(whole);
-    float moment[4 * KOPT_BLOCK_];
-    const size_t weight_bytes = kopt_bytes_of_(kind.weight), grad_bytes = kopt_bytes_of_(kind.grad);
-    const size_t residual_bytes = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_random_reader_ drawn;
-    kopt_job_ job;
-    size_t i, n;
-    int m;
-    job = *whole;
-    kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
-    job.begin = 0;
-    for (i = whole->begin; i < whole->end; i += n) {
-        const size_t block = i / KOPT_BLOCK_;
-        n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
-        for (m = 0; m < s->moment_count; m++) {
-            job.moment[m] = whole->moment[m] + i * kopt_moment_bytes_(kind, m);
-            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
-            job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
-            kopt_dequantise_(moment + (unsigned)m * KOPT_BLOCK_, whole->moment[m] + i, kopt_scale_of_(whole, m) + block,
-                             n, kopt_is_square_(s->rule, m));
-        }
-        job.weight = whole->weight + i * weight_bytes;
-        job.grad = whole->grad + i * grad_bytes;
-        if (residual_bytes != 0) job.residual = whole->residual + i * residual_bytes;
-        if (s->sync) job.slow = whole->slow + i * weight_bytes;
-        if (s->sync && residual_bytes != 0) job.slow_residual = whole->slow_residual + i * residual_bytes;
-        if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
-        job.first = whole->first + i;
-        job.end = n;
-        kopt_step_job_(&job);
-        for (m = 0; m < s->moment_count; m++) {
-            const int nearest = kopt_moment_rounding_(kind, m) == KOPT_NEAREST;
-            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
-            drawn.first = job.first;
-            drawn.store = (uint32_t)m + 1;
-            kopt_quantise_(whole->moment[m] + i, kopt_scale_of_(whole, m) + block, job.moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? NULL : &drawn);
-        }
-    }
-}
+/* ---- StableAdamW ---- */
 
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
 
