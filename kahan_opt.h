@@ -1923,9 +1923,9 @@ KOPT_ALWAYS_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
 /* Has each block of values in this format a scale? */
 KOPT_ALWAYS_INLINE_ int kopt_has_scales_(kopt_format format) { return format == KOPT_Q8; }
 
-/* Do means of squares in this format hold their roots? */
-KOPT_ALWAYS_INLINE_ int kopt_holds_roots_(kopt_format format) {
-    return format == KOPT_FP16 || kopt_has_scales_(format);
+/* Does the array of a moment in this format hold the root of a mean of squares? */
+KOPT_ALWAYS_INLINE_ int kopt_holds_root_(kopt_format format, kopt_rule rule, int moment) {
+    return (format == KOPT_FP16 || kopt_has_scales_(format)) && kopt_is_square_(rule, moment);
 }
 
 KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
@@ -2370,11 +2370,6 @@ KOPT_INLINE_ kopt_format kopt_moment_format_(kopt_kind_ kind, int moment) {
 KOPT_INLINE_ kopt_format kopt_unbuffered_(kopt_format format) { return kopt_has_scales_(format) ? KOPT_F32 : format; }
 KOPT_INLINE_ size_t kopt_moment_bytes_(kopt_kind_ kind, int moment) {
     return kopt_bytes_of_(kopt_unbuffered_(kopt_moment_format_(kind, moment)));
-}
-
-/* Does the array (or fp32 buffer) of this moment hold the root of a mean of squares? */
-KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
-    return kopt_holds_roots_(kind.second) && kopt_is_square_(kind.rule, moment);
 }
 
 /* AMSGrad's maximum, which does not accumulate, is always rounded to nearest. */
@@ -5603,7 +5598,7 @@ typedef struct element_ {
 
 FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
     const vf32_ x = K_(widen)(e->moment[moment], kopt_unbuffered_(kopt_moment_format_(kind, moment)));
-    return kopt_stores_root_(kind, moment) ? mul_(x, x) : x;
+    return kopt_holds_root_(kind.second, kind.rule, moment) ? mul_(x, x) : x;
 }
 
 /* The ratio of StableAdamW for an element as stored. */
@@ -5645,7 +5640,7 @@ FN_ vu32_ K_(split_weight)(kopt_rounding rounding, kopt_format format, vu32_ bit
 /* A new moment as stored, in the low bits; for an fp32 buffer unrounded, a mean of squares as root. r: random bits. */
 NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const kopt_format format = kopt_moment_format_(kind, moment);
-    const int rooted = kopt_stores_root_(kind, moment);
+    const int rooted = kopt_holds_root_(kind.second, kind.rule, moment);
     const constants_ c = K_(make_constants)();
     if (kopt_has_scales_(format)) return as_u32_(rooted ? root : x);
     if (format == KOPT_F32) return K_(flush_f32)(x);
@@ -5842,7 +5837,7 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
     EACH_MOMENT_ {
         const kopt_format format = kopt_moment_format_(kind, m);
         const vf32_ moment = h->moments.x[m], root = h->moments.root[m];
-        const int rooted = kopt_stores_root_(kind, m);
+        const int rooted = kopt_holds_root_(kind.second, kind.rule, m);
         number = add16_(number, stride);
         if (kopt_unbuffered_(format) == KOPT_F32) continue;
         h->u[m] = K_(round_moment)(moment, format, rooted, root, kopt_moment_rounding_(kind, m),
@@ -6035,7 +6030,7 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
     if (fp16 && any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit))) return 0;
     EACH_MOMENT_ {
         const kopt_format format = kopt_moment_format_(kind, m);
-        const int rooted = kopt_stores_root_(kind, m), q8 = kopt_has_scales_(format);
+        const int rooted = kopt_holds_root_(kind.second, kind.rule, m), q8 = kopt_has_scales_(format);
         const vf32_ x = rooted ? a->moments.root[m] : a->moments.x[m];
         const vf32_ y = rooted ? b->moments.root[m] : b->moments.x[m];
         if (kopt_unbuffered_(format) != KOPT_F32) {
@@ -6070,7 +6065,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     EACH_MOMENT_ {
         const kopt_format format = kopt_unbuffered_(kopt_moment_format_(kind, m));
         const pair_ moment = K_(load_pair)(j->moment[m], i, format, order, c);
-        const int rooted = kopt_stores_root_(kind, m);
+        const int rooted = kopt_holds_root_(kind.second, kind.rule, m);
         a.moments.x[m] = rooted ? mul_(moment.a, moment.a) : moment.a;
         b.moments.x[m] = rooted ? mul_(moment.b, moment.b) : moment.b;
     }
@@ -7760,7 +7755,7 @@ static KOPT_NOINLINE_ void kopt_read_weights_(const kopt_layout_ *l, const kopt_
 /* The format of moment m. *is_root: does it hold the square roots? */
 static kopt_format kopt_format_of_moment_(const kopt_layout_ *l, int m, int *is_root) {
     const kopt_format format = kopt_format_in_layout_(l, m);
-    *is_root = kopt_holds_roots_(format) && kopt_is_square_(l->rule, m);
+    *is_root = kopt_holds_root_(format, l->rule, m);
     return format;
 }
 

@@ -901,7 +901,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
                     m >= kind.moment_count
                         ? 0
                         : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], kopt_bytes_of_(each), half), each);
-                h.moments.x[m] = kopt_stores_root_(kind, m) ? kopt_mul_octet_(stored, stored) : stored;
+                h.moments.x[m] = kopt_holds_root_(kind.second, kind.rule, m) ? kopt_mul_octet_(stored, stored) : stored;
             }
             update =
                 kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, stride, 0, 0, &h);
@@ -916,7 +916,8 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
             }
             KOPT_UNROLL_
             for (m = 0; m < 4; m++) {
-                const kopt_vf32_octet_ new_value = kopt_stores_root_(kind, m) ? h.moments.root[m] : h.moments.x[m];
+                const kopt_vf32_octet_ new_value =
+                    kopt_holds_root_(kind.second, kind.rule, m) ? h.moments.root[m] : h.moments.x[m];
                 const kopt_format each = kopt_moment_format_(kind, m);
                 moment[m][half] = each == KOPT_Q8     ? new_value
                                   : each == KOPT_F32  ? kopt_flush_f32_octet_(new_value)
