@@ -2722,12 +2722,11 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *op
 }
 
 /* KOPT_FEEDBACK needs a first moment that pays debts back without bias. Those of fp16 can be too large for it. */
-static int kopt_feedback_fits_(kopt_rounding rounding, kopt_rule rule, int moment_count, kopt_format first,
-                               kopt_rounding moment_rounding, double decay) {
+static int kopt_feedback_fits_(kopt_rule rule, int moment_count, kopt_format first, kopt_rounding moment_rounding,
+                               double decay) {
     const unsigned rules = 1u << KOPT_RULE_SGD | 1u << KOPT_RULE_ADAM | 1u << KOPT_RULE_RADAM | 1u << KOPT_RULE_ADAN;
-    return rounding != KOPT_FEEDBACK ||
-           ((rules >> rule & 1u) != 0 && moment_count > 0 && kopt_between_(decay, 0, KOPT_0_999_) &&
-            !kopt_is_zero_(decay) && first != KOPT_FP16 && (first == KOPT_F32 || moment_rounding == KOPT_STOCHASTIC));
+    return (rules >> rule & 1u) != 0 && moment_count > 0 && kopt_between_(decay, 0, KOPT_0_999_) &&
+           !kopt_is_zero_(decay) && first != KOPT_FP16 && (first == KOPT_F32 || moment_rounding == KOPT_STOCHASTIC);
 }
 
 /* Refuses what does not hold, with words for a human. What uses it is inlined, so that a program without
@@ -2790,8 +2789,9 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *
     MUST_(opt->rule != KOPT_RULE_LION || KOPT_HAS_VMATH_ || kopt_is_zero_(opt->sharpness), OPTION,
           "sharpness: smooth Lion needs KAHAN_OPT_VMATH");
     MUST_(opt->rule != KOPT_RULE_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0");
-    MUST_(kopt_feedback_fits_(opt->rounding, opt->rule, kopt_moments_(opt), opt->first_moment_format,
-                              opt->moment_rounding, opt->rule == KOPT_RULE_SGD ? opt->momentum : opt->beta1),
+    MUST_(opt->rounding != KOPT_FEEDBACK ||
+              kopt_feedback_fits_(opt->rule, kopt_moments_(opt), opt->first_moment_format, opt->moment_rounding,
+                                  opt->rule == KOPT_RULE_SGD ? opt->momentum : opt->beta1),
           OPTION,
           "rounding: KOPT_FEEDBACK is for Adam, RAdam, Adan and SGD with momentum; beta1 or momentum above 0 "
           "and at most 0.999; first moments in fp32, or with moment_rounding KOPT_STOCHASTIC in bf16 or 8 bits");
@@ -3326,8 +3326,9 @@ static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
                    (unsigned)s->first_moment_format <= (unsigned)KOPT_Q8 &&
                    (unsigned)s->second_moment_format <= (unsigned)KOPT_Q8 &&
                    (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
-                   kopt_feedback_fits_(s->rounding, s->rule, s->moment_count, s->first_moment_format,
-                                       s->moment_rounding, KOPT_0_999_) &&
+                   (s->rounding != KOPT_FEEDBACK ||
+                    kopt_feedback_fits_(s->rule, s->moment_count, s->first_moment_format, s->moment_rounding,
+                                        KOPT_0_999_)) &&
                    ((unsigned)s->moment_rounding | (unsigned)s->residual_rounding) <= 1u &&
                    (!s->stable || s->rule == KOPT_RULE_ADAM) && (!s->sync || s->rule == KOPT_RULE_RANGER) &&
                    (!s->unrectified || s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER)
@@ -8672,8 +8673,9 @@ static kopt_result kopt_read_tensor_head_(kopt_head_ *head, const kopt_byte_ *h)
         h[11] != kopt_second_byte_(head->opt.first_moment_format, head->opt.second_moment_format, moments & 7))
         return KOPT_ERROR_STATE;
     if (saved) kopt_change_form_(&head->opt, 1);
-    if (!kopt_feedback_fits_(head->opt.rounding, head->opt.rule, moments & 7, head->opt.first_moment_format,
-                             head->opt.moment_rounding, KOPT_0_999_) ||
+    if ((head->opt.rounding == KOPT_FEEDBACK &&
+         !kopt_feedback_fits_(head->opt.rule, moments & 7, head->opt.first_moment_format, head->opt.moment_rounding,
+                              KOPT_0_999_)) ||
         (head->opt.nesterov && (moments & 7) == 0) || head->t.first_index >> 63 != 0)
         return KOPT_ERROR_STATE;
     l = kopt_layout_for_(&head->opt, &head->t);
