@@ -432,9 +432,9 @@ KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_as_f32_((uint32
 
 /* Rounds to nearest, ties to even. Overflow gives infinity. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
-    const uint32_t u = kopt_bits_(x), odd = (u >> 16) & 1u;
+    const uint32_t u = kopt_bits_(x);
     return (kopt_bf16)(kopt_is_nan_(u & 0x7FFFFFFFu) ? (u >> 16) | 0x0040u /* quiet NaN */
-                                                     : (u + 0x7FFFu + odd) >> 16);
+                                                     : kopt_shift_to_even_(u, 16));
 }
 
 /* Exact. fp16: s eeeee ffffffffff with exponent bias 15; fp32: s eeeeeeee ffffffffff fffffffffffff with bias 127. */
@@ -468,15 +468,14 @@ KOPT_INLINE_ uint32_t kopt_extended_bf16_(float x) {
 }
 
 KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
-    uint32_t u = kopt_bits_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, shift, digits;
+    uint32_t u = kopt_bits_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, digits;
     if (kopt_is_nan_(mag)) return 0x7E000000u;
     if (mag >= 0x47800000u) return sign | 0x7C000000u;
     if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
     if (mag < 0x2B000000u) return sign;                                      /* below 2^-41: rounds to 0 * 2^-40 */
     digits = (mag & 0x007FFFFFu) | 0x00800000u;                              /* |x| = digits * 2^(exponent - 150) */
     if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));   /* from 2^-17 on: a multiple of 2^-40 */
-    shift = 110 - (mag >> 23);
-    return sign | ((digits + ((uint32_t)1 << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
+    return sign | kopt_shift_to_even_(digits, 110 - (mag >> 23));
 }
 
 /* Stochastic rounding: away from zero with a probability equal to the fraction of an ulp cut off, by the lower 16 bits
@@ -2133,7 +2132,7 @@ KOPT_ALWAYS_INLINE_ float kopt_combine_gains_(float a, float b) { return kopt_su
 
 /* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step. */
 static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
-    float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = kopt_as_f32_(0);
+    float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = 0;
     *beta32 = kopt_to_float_(beta);
     *gain32 = gain;
     for (;; gain = kopt_combine_gains_(gain, gain)) {
@@ -2171,8 +2170,8 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
 #else
 /* kopt_beta_() of beta1 and beta2, side by side: neither waits for the other. */
 static void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correction1, float *correction2) {
-    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = kopt_as_f32_(0);
-    float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = r1;
+    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = 0;
+    float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = 0;
     uint32_t step = s->step;
     s->beta1 = kopt_to_float_(opt->beta1);
     s->beta2 = kopt_to_float_(opt->beta2);
@@ -3835,12 +3834,10 @@ FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return (float)(int32_t)a; }
 FN_ vu32_ K_(round_u32)(vf32_ a) { /* 0 <= a < 2^31 */
-    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, significand = (u & 0x007FFFFFu) | 0x00800000u,
-             shift = 150 - exponent;
+    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, significand = (u & 0x007FFFFFu) | 0x00800000u;
     if (exponent < 126) return 0; /* a < 1/2 */
     if (exponent >= 150) return significand << (exponent - 150);
-    /* a = significand / 2^shift: add just less than a half, or a half if the integer below is odd */
-    return (significand + ((uint32_t)1 << (shift - 1)) - 1 + ((significand >> shift) & 1u)) >> shift;
+    return kopt_shift_to_even_(significand, 150 - exponent);
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
@@ -9139,11 +9136,6 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-KOPT_INLINE_ float kopt_canonical_nan_(float x) {
-    const uint32_t u = kopt_as_u32_(x);
-    return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
-}
-
 /* mean + |x| / 256, one term of the mean of a block; mag is the bit pattern of |x|. */
 KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
     return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
@@ -9239,7 +9231,7 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
             KOPT_KERNEL_(add_scaled)((kopt_byte_ *)(x + offset), ys, 1, 0x7F800000u, 0x7FC00000u, v.n);
         }
         v.n = n;
-        for (k = 0; k < n && c->code != KOPT_Q8; k++) x[k] = kopt_canonical_nan_(x[k]);
+        for (k = 0; k < n && c->code != KOPT_Q8; k++) x[k] = kopt_canonical_nan_scalar_(x[k]);
         if (c->code == KOPT_Q8)
             kopt_compress_q8_(block, x, n, stochastic ? &drawn : NULL);
         else if (c->code == KOPT_Q1)
