@@ -8533,54 +8533,7 @@ KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *te
     return (size_t)bytes == bytes ? (size_t)bytes : 0;
 }
 
-typedef struct kopt_memory_file_ {
-    kopt_byte_ *to;
-    const kopt_byte_ *from;
-    size_t size; /* at from */
-} kopt_memory_file_;
-
-static int kopt_write_memory_(void *user, const void *data, size_t size) {
-    kopt_memory_file_ *file = (kopt_memory_file_ *)user;
-    memcpy(file->to, data, size);
-    file->to += size;
-    return 0;
-}
-
-static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
-    const kopt_memory_file_ *file = (const kopt_memory_file_ *)user;
-    if (offset > file->size || size > file->size - (size_t)offset) return 1;
-    memcpy(data, file->from + (size_t)offset, size);
-    return 0;
-}
-
-KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
-                                size_t out_size) {
-    kopt_memory_file_ memory = {(kopt_byte_ *)out, NULL, 0};
-    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
-    uint64_t bytes;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
-    if (result != KOPT_OK) return result;
-    if (out == NULL) return KOPT_ERROR_NULL;
-    if (out_size < bytes) return KOPT_ERROR_SIZE;
-    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
-    return kopt_save_to(opt, tensors, count, &file);
-}
-
-KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
-                                size_t in_size) {
-    kopt_memory_file_ memory = {NULL, (const kopt_byte_ *)in, in_size};
-    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
-    uint64_t bytes;
-    kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
-    if (result != KOPT_OK) return result;
-    if (in == NULL) return KOPT_ERROR_NULL;
-    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
-        return KOPT_ERROR_OVERLAP;
-    result = kopt_load_from(opt, tensors, count, &file);
-    return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
-}
-
-/* kopt_save_to() and kopt_load_from() after their checks, which need much stack: in one function both would count. */
+/* Save and load after the checks, which need much stack: in one function both would count. */
 static KOPT_NOINLINE_ kopt_result kopt_save_list_(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                                   const kopt_file *file, uint64_t bytes) {
     kopt_optimizer form = *opt;
@@ -8589,15 +8542,6 @@ static KOPT_NOINLINE_ kopt_result kopt_save_list_(const kopt_optimizer *opt, con
     kopt_change_form_(&form, 0);
     kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, &form, NULL);
     return s.result;
-}
-
-KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                   const kopt_file *file) {
-    uint64_t bytes;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
-    if (result != KOPT_OK) return result;
-    if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
-    return kopt_save_list_(opt, tensors, count, file, bytes);
 }
 
 static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
@@ -8629,6 +8573,62 @@ static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kop
         kopt_refresh_(&l, t, 0);
     }
     return KOPT_OK;
+}
+
+typedef struct kopt_memory_file_ {
+    kopt_byte_ *to;
+    const kopt_byte_ *from;
+    size_t size; /* at from */
+} kopt_memory_file_;
+
+static int kopt_write_memory_(void *user, const void *data, size_t size) {
+    kopt_memory_file_ *file = (kopt_memory_file_ *)user;
+    memcpy(file->to, data, size);
+    file->to += size;
+    return 0;
+}
+
+static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
+    const kopt_memory_file_ *file = (const kopt_memory_file_ *)user;
+    if (offset > file->size || size > file->size - (size_t)offset) return 1;
+    memcpy(data, file->from + (size_t)offset, size);
+    return 0;
+}
+
+KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
+                                size_t out_size) {
+    kopt_memory_file_ memory = {(kopt_byte_ *)out, NULL, 0};
+    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
+    uint64_t bytes;
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
+    if (result != KOPT_OK) return result;
+    if (out == NULL) return KOPT_ERROR_NULL;
+    if (out_size < bytes) return KOPT_ERROR_SIZE;
+    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
+    return kopt_save_list_(opt, tensors, count, &file, bytes);
+}
+
+KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
+                                size_t in_size) {
+    kopt_memory_file_ memory = {NULL, (const kopt_byte_ *)in, in_size};
+    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
+    uint64_t bytes;
+    kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
+    if (result != KOPT_OK) return result;
+    if (in == NULL) return KOPT_ERROR_NULL;
+    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
+        return KOPT_ERROR_OVERLAP;
+    result = kopt_load_list_(opt, tensors, count, &file, bytes);
+    return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
+}
+
+KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                   const kopt_file *file) {
+    uint64_t bytes;
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
+    if (result != KOPT_OK) return result;
+    if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
+    return kopt_save_list_(opt, tensors, count, file, bytes);
 }
 
 KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
