@@ -9356,13 +9356,6 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- functions of arrays ---- */
 
-static void kopt_run_vmath_(const kopt_vmath_job_ *j) {
-    kopt_environment_ environment;
-    kopt_enter_(&environment);
-    KOPT_KERNEL_(vmath)(j);
-    kopt_leave_(&environment);
-}
-
 /* Do two arrays of `size` bytes begin at the same address or not overlap at all? */
 static int kopt_same_or_disjoint_(const void *a, const void *b, size_t size) {
     return a == b || !kopt_overlap_(a, size, b, size);
@@ -9372,6 +9365,7 @@ static int kopt_same_or_disjoint_(const void *a, const void *b, size_t size) {
 static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, int f, kopt_format format, void *out, void *out2, const void *x,
                                const void *y, size_t n) {
     const size_t bytes = n * kopt_bytes_of_(format);
+    kopt_environment_ environment;
     kopt_vmath_job_ j;
     if (n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
@@ -9389,7 +9383,9 @@ static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, int f, kopt_format format,
     j.in2 = (const kopt_byte_ *)y;
     j.out = (kopt_byte_ *)out;
     j.out2 = (kopt_byte_ *)out2;
-    kopt_run_vmath_(&j);
+    kopt_enter_(&environment);
+    KOPT_KERNEL_(vmath)(&j);
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
@@ -9429,18 +9425,10 @@ KOPT_API_ kopt_result kopt_map_backward(void *dx, const void *dy, const void *x,
 
 /* ---- random numbers ---- */
 
-static float kopt_narrow_in_environment_(double x) {
-    kopt_environment_ environment;
-    float y;
-    kopt_enter_(&environment);
-    y = kopt_to_float_(x);
-    kopt_leave_(&environment);
-    return y;
-}
-
 /* Checks its arguments, then out[i] = middle + width * (random number of index key.first_index + i). */
 static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format format, size_t n, double middle,
                               double width, kopt_random_key key) {
+    kopt_environment_ environment;
     kopt_vmath_job_ j;
     if (n > KOPT_LARGEST_N_ || key.first_index >> 54 != 0 || key.first_index + n > (uint64_t)1 << 54)
         return KOPT_ERROR_BOUNDS;
@@ -9453,10 +9441,12 @@ static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format form
     j.format = format;
     j.n = n;
     j.out = (kopt_byte_ *)out;
-    j.a = kopt_narrow_in_environment_(middle);
-    j.b = kopt_narrow_in_environment_(width);
     j.key = key;
-    kopt_run_vmath_(&j);
+    kopt_enter_(&environment);
+    j.a = kopt_to_float_(middle);
+    j.b = kopt_to_float_(width);
+    KOPT_KERNEL_(vmath)(&j);
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
