@@ -1978,19 +1978,6 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #error "kahan_opt.h needs a double of 64 bits (AVR: gcc -mdouble=64)"
 #endif
 
-/* The bits of x as a double, which is exact. */
-KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
-    uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
-    const uint64_t sign = (uint64_t)(u >> 31) << 63;
-    if (exponent == 896 && fraction == 0) return sign;
-    if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) { /* subnormal as a float, normal as a double */
-        for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
-        fraction &= 0x007FFFFFu;
-    }
-    return sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29;
-}
-
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
     uint64_t bits;
     memcpy(&bits, &x, 8);
@@ -2000,6 +1987,19 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
     double x;
     memcpy(&x, &bits, 8);
     return x;
+}
+
+/* Exact, in any floating-point environment. */
+KOPT_INLINE_ double kopt_to_double_(float x) {
+    uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
+    const uint64_t sign = (uint64_t)(u >> 31) << 63;
+    if (exponent == 896 && fraction == 0) return kopt_bits_to_f64_(sign);
+    if (exponent == 896 + 255) exponent = 2047;
+    if (exponent == 896) { /* subnormal as a float, normal as a double */
+        for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
+        fraction &= 0x007FFFFFu;
+    }
+    return kopt_bits_to_f64_(sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29);
 }
 
 #if defined(KOPT_X86_64_) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(KOPT_AARCH64_)
@@ -3067,7 +3067,7 @@ static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
 /* Store and load a hyper-parameter as fp32. */
 static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_to_float_(x)), 4); }
 static double kopt_load_number_(const kopt_byte_ *p) {
-    return kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_load_le32_(p))));
+    return kopt_to_double_(kopt_as_f32_(kopt_load_le32_(p)));
 }
 
 /* Computes bytes 7 and 9 of the header. */
@@ -8862,7 +8862,7 @@ KOPT_API_ double kopt_norm_stable_scale(const kopt_norm *norm, uint64_t n) {
     double scale;
     if (norm == NULL) return kopt_nan64_();
     kopt_enter_(&environment);
-    scale = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_stable_from_norm_(norm, n)));
+    scale = kopt_to_double_(kopt_stable_from_norm_(norm, n));
     kopt_leave_(&environment);
     return scale;
 }
@@ -8875,7 +8875,7 @@ static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t 
     kopt_enter_(&environment);
     if (kopt_less64_(largest, limit)) limit = largest;
     *bits = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
-    if (kopt_less64_(limit, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits;
+    if (kopt_less64_(limit, kopt_to_double_(kopt_as_f32_(*bits)))) --*bits;
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
@@ -8912,9 +8912,6 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
-/* x rounded to fp32. */
-static double kopt_round_to_float_(double x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_to_float_(x))); }
-
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     const double overflow = KOPT_DOUBLE_(3.4028235677973366e38, 0x47EFFFFFu, 0xF0000000u);
     const kopt_result result = kopt_check_scaler_(s);
@@ -8927,13 +8924,13 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     if (found_inf && s->bad >= s->hysteresis) {
         scale = kopt_mul64_(s->scale, s->backoff);
         /* the old scale stays if the new one is below 2^-126 */
-        if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_round_to_float_(scale);
+        if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_to_double_(kopt_to_float_(scale));
         if (kopt_less64_(s->scale, s->minimum)) s->scale = s->minimum;
     }
     if (!found_inf && s->good >= s->interval) {
         scale = kopt_mul64_(s->scale, s->growth);
         /* ... or 2^128 - 2^103 or above, which rounds to infinity */
-        if (kopt_less64_(scale, overflow)) s->scale = kopt_round_to_float_(scale);
+        if (kopt_less64_(scale, overflow)) s->scale = kopt_to_double_(kopt_to_float_(scale));
         s->good = 0;
     }
     kopt_leave_(&environment);

@@ -1205,19 +1205,17 @@ __launch_bounds__(KOPT_THREADS_,
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group
         at a time; a lane of the last warp takes what all groups share ---- */
 
-KOPT_CUDA_FN_ double kopt_cuda_double_(float x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(x)); }
-
 /* The scalars of a group's step, by a pair of lanes. The norm is not known yet: with max_norm the clip is 0 here.
    Returns 0 if one of the scalars overflows. */
 KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimizer *opt, kopt_begun_ *s) {
     const double clip = opt->clip;
     int valid = 1;
     if (options->lr != NULL) {
-        opt->lr = kopt_cuda_double_(*options->lr);
+        opt->lr = kopt_to_double_(*options->lr);
         valid = kopt_between_(opt->lr, 0, KOPT_3E38_);
     }
     if (options->loss_scale != NULL)
-        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_double_(*options->loss_scale));
+        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_to_double_(*options->loss_scale));
     if (options->max_norm > 0) opt->clip = 0;
     kopt_copy_options_(opt, s);
     valid &= kopt_compute_scalars_(opt, s);
