@@ -2076,6 +2076,7 @@ KOPT_INLINE_ float kopt_to_float_(double x) {
 #define KOPT_BELOW_1_ KOPT_DOUBLE_(0.99999999999999989, 0x3FEFFFFFu, 0xFFFFFFFFu)
 #define KOPT_0_999_ KOPT_DOUBLE_(0.999, 0x3FEFF7CEu, 0xD916872Bu)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
+#define KOPT_LARGEST64_ KOPT_DOUBLE_(1.7976931348623157e308, 0x7FEFFFFFu, 0xFFFFFFFFu)
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
@@ -2088,16 +2089,12 @@ static KOPT_HOST_DEVICE_ int kopt_less64_(double a, double b) {
     return x < y;
 }
 
-/* Is x finite and in [low, high]? */
-static KOPT_HOST_DEVICE_ int kopt_within64_(double x, double low, double high) {
-    return (kopt_bits64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
-}
-
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
 
 static double kopt_nan64_(void) { return kopt_bits_to_f64_((uint64_t)0x7FF8 << 48); }
 
-/* The same for 0 <= low, by bits: those of negative numbers and NaNs are above those of any finite bound. -0 is 0. */
+/* Is x in [low, high], with 0 <= low? By bits: those of negative numbers and NaNs are above those of any finite bound.
+   -0 is 0. */
 KOPT_INLINE_ int kopt_between_(double x, double low, double high) {
     uint64_t bits = kopt_bits64_(x);
     if (bits << 1 == 0) bits = 0;
@@ -8254,7 +8251,8 @@ KOPT_API_ double kopt_cosine_lr(uint32_t step, uint32_t warmup, uint32_t steps, 
     const uint32_t top = warmup == 0 ? 0 : warmup - 1, down = step - top, left = steps - 1 - step;
     kopt_environment_ environment;
     double lr;
-    if (warmup > steps || !kopt_within64_(peak, 0, peak) || !kopt_within64_(last, 0, last)) return kopt_nan64_();
+    if (warmup > steps || !kopt_between_(peak, 0, KOPT_LARGEST64_) || !kopt_between_(last, 0, KOPT_LARGEST64_))
+        return kopt_nan64_();
     if (step >= steps || (step >= warmup && left == 0)) return last;
     if (step == top) return peak;
     kopt_enter_(&environment);
@@ -8823,8 +8821,8 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
     const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63)); /* |grad_scale| */
     kopt_environment_ environment;
     double value;
-    if (norm == NULL || norm->nonfinite != 0 || !kopt_within64_(max_norm, 0, max_norm) ||
-        !kopt_within64_(scale, 0, KOPT_DOUBLE_(1e100, 0x54B249ADu, 0x2594C37Du)))
+    if (norm == NULL || norm->nonfinite != 0 || !kopt_between_(max_norm, 0, KOPT_LARGEST64_) ||
+        !kopt_between_(scale, 0, KOPT_DOUBLE_(1e100, 0x54B249ADu, 0x2594C37Du)))
         return kopt_nan64_();
     if (kopt_is_zero_(max_norm)) return 1;
     kopt_enter_(&environment);
@@ -8871,7 +8869,7 @@ KOPT_API_ double kopt_norm_stable_scale(const kopt_norm *norm, uint64_t n) {
 static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
     const double largest = 3.4028234663852886e38; /* of fp32 */
     kopt_environment_ environment;
-    if (!kopt_within64_(limit, 0, limit)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(limit, 0, KOPT_LARGEST64_)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, limit)) limit = largest;
     *bits = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
@@ -8905,10 +8903,10 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     const double least = KOPT_DOUBLE_(1e-30, 0x39B4484Bu, 0xFEEBC2A0u);
     if (s == NULL) return KOPT_ERROR_NULL;
     if (s->reserved_ != 0) return KOPT_ERROR_OPTION;
-    if (!kopt_within64_(s->scale, 1.1754943508222875e-38, 3.4028234663852886e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(s->scale, 1.1754943508222875e-38, 3.4028234663852886e38)) return KOPT_ERROR_RANGE;
     if (!kopt_between_(s->minimum, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
-    if (!kopt_within64_(s->growth, 1, most) || !kopt_less64_(1, s->growth)) return KOPT_ERROR_RANGE;
-    if (!kopt_within64_(s->backoff, least, 1) || !kopt_less64_(s->backoff, 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(s->growth, 1, most) || !kopt_less64_(1, s->growth)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(s->backoff, least, 1) || !kopt_less64_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
 
@@ -8950,7 +8948,7 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     kopt_enter_(&environment);
     *grad_scale = scaled.grad_scale = kopt_div64_(opt->grad_scale, scaler->scale);
     kopt_leave_(&environment);
-    if (!kopt_within64_(max_norm, 0, max_norm) || !kopt_magnitude_at_most_(*grad_scale, KOPT_3E38_))
+    if (!kopt_between_(max_norm, 0, KOPT_LARGEST64_) || !kopt_magnitude_at_most_(*grad_scale, KOPT_3E38_))
         return KOPT_ERROR_RANGE;
     return kopt_next_step_(s, &scaled);
 }
@@ -9456,7 +9454,9 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
                                    kopt_random_key key) {
     kopt_environment_ environment;
     double a, b, middle, width;
-    if (!kopt_magnitude_at_most_(low, KOPT_3E38_) || !kopt_within64_(high, low, KOPT_3E38_)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(low, KOPT_3E38_) || !kopt_magnitude_at_most_(high, KOPT_3E38_) ||
+        kopt_less64_(high, low))
+        return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     a = kopt_mul64_(low, 0.5);
     b = kopt_mul64_(high, 0.5);
