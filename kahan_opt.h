@@ -3063,9 +3063,7 @@ static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
 
 /* Store and load a hyper-parameter as fp32. */
 static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_to_float_(x)), 4); }
-static double kopt_load_number_(const kopt_byte_ *p) {
-    return kopt_to_double_(kopt_as_f32_(kopt_load_le32_(p)));
-}
+static double kopt_load_number_(const kopt_byte_ *p) { return kopt_to_double_(kopt_as_f32_(kopt_load_le32_(p))); }
 
 /* Computes bytes 7 and 9 of the header. */
 static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt,
@@ -3791,7 +3789,6 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 #define and_ K_(iand)
 #define or_ K_(ior)
 #define xor_ K_(ixor)
-#define add16_ K_(add16)
 #define igt_ K_(igt)
 #define ieq_ K_(ieq)
 #define any_true_ K_(any_true)
@@ -3799,16 +3796,11 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 #define select_or_zero_ K_(select_or_zero)
 #define load32_ K_(load32)
 #define load16_ K_(load16)
-#define load8_ K_(load8)
 #define store32_ K_(store32)
 #define store16_ K_(store16)
 #define widen_fp16_ K_(widen_fp16)
 #define narrow_fp16_ K_(narrow_fp16)
-#define unpack_low16_ K_(unpack_low16)
-#define pack_high16_ K_(pack_high16)
 #define imax_ K_(imax)
-#define store8_from16_ K_(store8_from16)
-#define flush16_ K_(flush16)
 
 /* ---- scalar: one lane, the reference for all others ---- */
 
@@ -3851,7 +3843,7 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)*p ^ 0x80u) - 0x80u; } /* sign-extends */
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return ((uint32_t)*p ^ 0x80u) - 0x80u; } /* sign-extends */
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
@@ -3978,7 +3970,7 @@ FN_ vu32_ or_(vu32_ a, vu32_ b) { return SI_(or_si)(a, b); }
 FN_ vu32_ xor_(vu32_ a, vu32_ b) { return SI_(xor_si)(a, b); }
 #define shl_(a, n) MM_(slli_epi32)(a, n)
 #define shr_(a, n) MM_(srli_epi32)(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
+FN_ vu32_ K_(add16)(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
 FN_ vu32_ K_(mul16)(vu32_ a, vu32_ b) { return MM_(mullo_epi16)(a, b); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return MM_(min_epi16)(a, b); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return MM_(max_epi16)(a, b); }
@@ -4003,7 +3995,7 @@ FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return MM_(cmpeq_epi32)(a, b); }
 FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return or_(a, b); }
 FN_ int any_true_(vmask_ a) { return MM_(movemask_epi8)(a) != 0; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return and_(m, a); }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
+FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return SI_(andnot_si)(MM_(cmpeq_epi16)(and_(a, exponent), isplat_(0)), a);
 }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_epi16)(a, limit)) != 0; }
@@ -4021,21 +4013,21 @@ FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 FN_ vf32_ splat_(float x) { return as_f32_(isplat_(kopt_as_u32_(x))); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
 FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm_unpackhi_epi16(isplat_(0), a)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
+FN_ vu32_ load16_(const kopt_byte_ *p) { return K_(unpack_low16)(K_(load64)(p)); }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     vu32_ a = isplat_(kopt_load32_(p));
     a = _mm_unpacklo_epi8(a, a);
     return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
 }
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return _mm_unpacklo_epi8(K_(load64)(p), isplat_(0)); }
 /* Arithmetic shifts, so that packs does not saturate. */
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, pack_high16_(shl_(a, 16), a)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, K_(pack_high16)(shl_(a, 16), a)); }
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store64)(p, _mm_packus_epi16(a, a));
 }
@@ -4059,16 +4051,16 @@ FN_ __m128i K_(low_part)(vu32_ a) { return _mm256_castsi256_si128(a); }
 FN_ __m128i K_(high_part)(vu32_ a) { return _mm256_extracti128_si256(a, 1); }
 FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low_part)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store_part)(p, K_(low_part)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
 FN_ __m128i K_(part_fp16)(vf32_ a) { return _mm256_cvtps_ph(a, 0); } /* 0: to nearest even */
 FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(shr_(even, 16), odd, 0xAA); }
 FN_ vu32_ K_(largest_part)(vu32_ a) { return imax_(a, _mm256_permute2x128_si256(a, a, 1)); }
 FN_ void K_(deinterleave)(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
@@ -4087,7 +4079,7 @@ FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
 FN_ __m256i K_(high_part)(vu32_ a) { return _mm512_extracti64x4_epi64(a, 1); }
 FN_ __m256i K_(narrow16)(vu32_ a) { return _mm512_cvtepi32_epi16(a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
 FN_ __m256i K_(part_fp16)(vf32_ a) { return _mm512_maskz_cvtps_ph(0xFFFFu, a, 0); } /* 0: to nearest even */
 FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
@@ -4101,7 +4093,9 @@ FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a); }
+FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) {
+    return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
+}
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
 #ifdef KOPT_GNU_
@@ -4109,13 +4103,13 @@ FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
 #endif
     return above != 0;
 }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 /* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
 FN_ vu32_ K_(iota)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 FN_ vf32_ K_(bf16)(vu32_ a, vu32_ halves) { return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, halves, a)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return K_(bf16)(a, shl_(K_(iota)(), 16)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return K_(bf16)(a, or_(shl_(K_(iota)(), 16), isplat_(0x100000))); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
     const vu32_ odd = or_(K_(mul16)(K_(iota)(), isplat_(4)), isplat_(0x00030001));
     return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
@@ -4144,7 +4138,7 @@ FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return MM_(cvtepu8_epi16)(K_(loa
 FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { PART_(stream_si)((K_(part) *)p, K_(narrow16)(a)); }
 FN_ void K_(nt_fence)(void) { _mm_sfence(); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return MM_(cvtepu16_epi32)(K_(low_part)(a)); }
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return MM_(cvtepu16_epi32)(K_(low_part)(a)); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return MM_(cvtepu16_epi32)(K_(high_part)(a)); }
 FN_ vf32_ widen_fp16_(vu32_ a) { return MM_(cvtph_ps)(K_(narrow16)(a)); }
 FN_ vu32_ narrow_fp16_(vf32_ a) { return MM_(cvtepu16_epi32)(K_(part_fp16)(a)); }
@@ -4232,7 +4226,7 @@ FN_ vu32_ K_(block_of_lane)(void) {
     return r;
 }
 FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
+FN_ vu32_ K_(add16)(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
 FN_ vu32_ K_(mul16)(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return WORDS_(AS_(i32, a) > AS_(i32, b)); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return WORDS_(a == b); }
@@ -4272,23 +4266,23 @@ FN_ int any_true_(vmask_ a) { return vmaxvq_u32(a) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return vbslq_u32(m, yes, no); }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return WORDS_(vld1q_u8(p)); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return vmovl_u16((uint16x4_t)vld1_u8(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) {
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) {
     const int8x8_t a = (int8x8_t)vdup_n_u32(kopt_load32_(p));
     return WORDS_(vmovl_s16(vget_low_s16(vmovl_s8(a))));
 }
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return WORDS_(vmovl_u8(vld1_u8(p))); }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, (uint8x16_t)a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return select_(isplat_(0xFFFF0000u), odd, even >> 16); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return WORDS_(vuzp2q_u16(AS_(u16, a), AS_(u16, b))); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(AS_(u16, a))); }
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return WORDS_(vuzp2q_u16(AS_(u16, a), AS_(u16, b))); }
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return vmovl_u16(vget_low_u16(AS_(u16, a))); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(AS_(u16, a)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return (vf32_)vzip1q_u16(vdupq_n_u16(0), AS_(u16, a)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return (vf32_)vzip2q_u16(vdupq_n_u16(0), AS_(u16, a)); }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & WORDS_(vtstq_u16(AS_(u16, a), AS_(u16, exponent))); }
+FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) { return a & WORDS_(vtstq_u16(AS_(u16, a), AS_(u16, exponent))); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return WORDS_(vminq_s16(AS_(i16, a), AS_(i16, b))); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return WORDS_(vmaxq_s16(AS_(i16, a), AS_(i16, b))); }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return vmaxvq_s16(AS_(i16, a)) > vgetq_lane_s16(AS_(i16, limit), 0); }
@@ -4332,19 +4326,21 @@ FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
 }
 FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return (m & yes) | (~m & no); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8)); }
+FN_ vu32_ K_(unpack_low16)(vu32_ a) {
+    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
+}
 FN_ vu32_ K_(unpack_high16)(vu32_ a) {
     return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
 }
-FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(K_(unpack_low16)(a) << 16); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(K_(unpack_high16)(a) << 16); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) {
     const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
     return WORDS_(a);
 }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
+FN_ vu32_ load16_(const kopt_byte_ *p) { return K_(unpack_low16)(K_(load64)(p)); }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     const K_(i8) a = AS_(i8, isplat_(kopt_load32_(p)));
     return WORDS_(AS_(i32, SHUFFLE_(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
 }
@@ -4357,18 +4353,18 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     const K_(u16) x = AS_(u16, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 0, 2, 4, 6);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     const K_(i8) x = AS_(i8, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 0, 4, 1, 5); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 2, 6, 3, 7); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) {
     return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
 }
 #undef SHUFFLE_
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~WORDS_(AS_(i16, a & exponent) == 0); }
+FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) { return a & ~WORDS_(AS_(i16, a & exponent) == 0); }
 FN_ vu32_ K_(gt16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) > AS_(i16, b)); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
@@ -4526,7 +4522,7 @@ FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : 
 FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
     kopt_byte_ part[4 * LANES_];
     if (LANES_ > 1 && n < LANES_) p = kopt_copy_padded_(part, sizeof part, p, n * size);
-    return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
+    return size == 4 ? load32_(p) : size == 2 ? load16_(p) : K_(load8)(p);
 }
 
 /* Stores the low `size` bytes of the first n lanes, and writes nothing past them. Vectors: size is 4 or 2. */
@@ -4635,8 +4631,8 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
         const vu32_ own = load32_((const kopt_byte_ *)(words + i)), other = or_(shl_(own, 16), shr_(own, 16));
-        const vu32_ stride = add16_(other, other);
-        store32_((kopt_byte_ *)(lower + i), add16_(own, K_(mul16)(stride, multiplier)));
+        const vu32_ stride = K_(add16)(other, other);
+        store32_((kopt_byte_ *)(lower + i), K_(add16)(own, K_(mul16)(stride, multiplier)));
         store32_((kopt_byte_ *)(upper + i), stride);
     }
 }
@@ -5804,7 +5800,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
 /* The 16-bit numbers of the first or the second vector of a pair, zero-extended. */
 FN_ vu32_ K_(random_half)(vu32_ both, int second, int order, const constants_ *c) {
     if (order == EVEN_ODD_) return second ? shr_(both, 16) : and_(both, c->lower);
-    return second ? K_(unpack_high16)(both) : unpack_low16_(both);
+    return second ? K_(unpack_high16)(both) : K_(unpack_low16)(both);
 }
 
 /* One vector of a pair: its new moments, unrounded and rounded. */
@@ -5833,7 +5829,7 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
         const kopt_format format = kopt_moment_format_(kind, m);
         const vf32_ moment = h->moments.x[m], root = h->moments.root[m];
         const int rooted = kopt_holds_root_(kind.second, kind.rule, m);
-        number = add16_(number, stride);
+        number = K_(add16)(number, stride);
         if (kopt_unbuffered_(format) == KOPT_F32) continue;
         h->u[m] = K_(round_moment)(moment, format, rooted, root, kopt_moment_rounding_(kind, m),
                                    K_(random_half)(number, second, order, c), c);
@@ -5923,7 +5919,7 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int order) {
     if (order != 0) return K_(interleave_high16)(a, b);
 #endif
     (void)order;
-    return pack_high16_(a, b);
+    return K_(pack_high16)(a, b);
 }
 
 /* Loads a pair of weights as decay reads them, and KAHAN's compensations, else 0. largest: see from_extended. */
@@ -5946,8 +5942,8 @@ FN_ pair_ K_(load_weight_pair)(const kopt_job_ *j, kopt_kind_ kind, size_t i, in
         } else {
             a = load16_(weight);
             b = load16_(weight + 2 * LANES_);
-            residual_a = exact ? load16_(residual) : load8_(residual);
-            residual_b = exact ? load16_(residual + 2 * LANES_) : load8_(residual + LANES_);
+            residual_a = exact ? load16_(residual) : K_(load8)(residual);
+            residual_b = exact ? load16_(residual + 2 * LANES_) : K_(load8)(residual + LANES_);
         }
         w.a = K_(full_weight)(rounding, kind.weight, a, residual_a, largest);
         w.b = K_(full_weight)(rounding, kind.weight, b, residual_b, largest);
@@ -5988,16 +5984,16 @@ FN_ int K_(commit_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, 
                    &residual_b, &largest);
     stored = K_(pack_pair)(a, b, order);
     residual = K_(pack_pair)(residual_a, residual_b, order);
-    if (bf16 && !bits) stored = flush16_(stored, c->exponent);
+    if (bf16 && !bits) stored = K_(flush16)(stored, c->exponent);
     if (bf16 ? !bits : kahan) {
         if (K_(any_gt16)(and_(stored, c->magnitude), bf16 ? c->bf16_limit : isplat_(0x7BFF7BFFu))) return 0;
     } else {
         if (any_true_(igt_(largest, bf16 ? isplat_(0x7F7EFFFFu) : c->fp16_limit))) return 0;
     }
     store32_(j->weight + 2 * i, stored);
-    if (kahan && bf16) residual = flush16_(residual, c->exponent);
+    if (kahan && bf16) residual = K_(flush16)(residual, c->exponent);
     if (kind.rounding == KOPT_COMPACT)
-        store8_from16_(j->residual + i, residual);
+        K_(store8_from16)(j->residual + i, residual);
     else if (kahan || bits)
         store32_(j->residual + 2 * i, residual);
     return 1;
@@ -6017,7 +6013,7 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
         if (kopt_unbuffered_(format) == KOPT_F32) continue;
         joint[m] = K_(pack_pair)(a->u[m], b->u[m], order);
         if (format == KOPT_BF16) {
-            joint[m] = flush16_(joint[m], c->exponent);
+            joint[m] = K_(flush16)(joint[m], c->exponent);
             largest16 = m == 0 ? and_(joint[m], c->magnitude) : K_(max16)(largest16, and_(joint[m], c->magnitude));
         }
     }
@@ -6072,7 +6068,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
         if (any_true_(K_(unordered)(x->a, x->b))) return 0;
     }
     if (kind.feedback) {
-        const vu32_ stored = flush16_(K_(pack_pair)(a.weight, b.weight, order), c->exponent);
+        const vu32_ stored = K_(flush16)(K_(pack_pair)(a.weight, b.weight, order), c->exponent);
         if (kind.weight == KOPT_BF16 ? K_(any_gt16)(and_(stored, c->magnitude), c->bf16_limit)
                                      : any_true_(igt_(imax_(a.largest, b.largest), c->fp16_limit)))
             return 0;
@@ -6095,12 +6091,12 @@ FN_ pair_ K_(decode_pair)(const kopt_byte_ *code, int square, int power) {
         const vu32_ low = iadd_(shl_(codes, 4), iadd_(isplat_(0x35903590u), both));
         const vu32_ high = iadd_(shl_(codes, 2), iadd_(isplat_(0x3B843B84u), both));
         const vu32_ minus_codes = K_(mul16)(codes, isplat_(0xFFFFFFFFu)); /* bits 8 to 15 are set, if it is not 0 */
-        const vu32_ roots = flush16_(K_(min16)(low, high), minus_codes);
+        const vu32_ roots = K_(flush16)(K_(min16)(low, high), minus_codes);
         x.a = K_(bf16_low)(roots);
         x.b = K_(bf16_high)(roots);
     } else {
-        x.a = K_(decode_q8)(load8_(code), 0, power);
-        x.b = K_(decode_q8)(load8_(code + LANES_), 0, power);
+        x.a = K_(decode_q8)(K_(load8)(code), 0, power);
+        x.b = K_(decode_q8)(K_(load8)(code + LANES_), 0, power);
     }
     return x;
 }
@@ -6146,11 +6142,11 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
     if (square) x1 = mul_(x1, inverse);
     a = K_(place_q8)(x0, square, power, K_(random_half)(number, 0, 0, c));
     b = K_(place_q8)(x1, square, power, K_(random_half)(number, 1, 0, c));
-    places = pack_high16_(a, b);
+    places = K_(pack_high16)(a, b);
     if (square) /* as in encode_q8_scalar */
-        places = K_(max16)(add16_(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
+        places = K_(max16)(K_(add16)(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
                            K_(min16)(places, isplat_(0x00010001u)));
-    store8_from16_(code, places);
+    K_(store8_from16)(code, places);
 }
 
 /* The largest magnitudes of elements [begin, end) of a buffer, as fp32 bits: in each lane some of them. */
@@ -6189,7 +6185,8 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const float *x, vf32_ inverse, in
     size_t k;
     for (k = 0; k < n; k += PAIR_) {
         const vu32_ numbers =
-            number == NULL ? half : add16_(load32_(number + 2 * k), K_(mul16)(load32_(stride + 2 * k), store_number));
+            number == NULL ? half
+                           : K_(add16)(load32_(number + 2 * k), K_(mul16)(load32_(stride + 2 * k), store_number));
         K_(encode_pair)(code + k, x + k, inverse, square, power, numbers, c);
     }
 }
@@ -6507,7 +6504,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
             if (random) {
                 r.number = load32_(number + 2 * (q - i));
                 r.stride = load32_(stride + 2 * (q - i));
-                store32_(number + 2 * (q - i), add16_(r.number, K_(mul16)(r.stride, next_group)));
+                store32_(number + 2 * (q - i), K_(add16)(r.number, K_(mul16)(r.stride, next_group)));
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, order, &x)) {
                 float buffer[PAIR_];
@@ -7020,7 +7017,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef and_
 #undef or_
 #undef xor_
-#undef add16_
 #undef igt_
 #undef ieq_
 #undef any_true_
@@ -7028,19 +7024,14 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef select_or_zero_
 #undef load32_
 #undef load16_
-#undef load8_
 #undef store32_
 #undef store16_
 #undef widen_fp16_
 #undef narrow_fp16_
-#undef unpack_low16_
-#undef pack_high16_
 #undef imax_
 #undef LOADS_EXTEND_
 #undef REORDER_
 #undef ORDER_
-#undef store8_from16_
-#undef flush16_
 #undef HOT_FN_
 #undef NOINLINE_FN_
 #undef ANY_

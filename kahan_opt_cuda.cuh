@@ -2554,7 +2554,7 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u; }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u; }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
@@ -2570,8 +2570,8 @@ FN_ vu32_ narrow_fp16_(vf32_ a) {
     return r;
 }
 #if KOPT_PASS_ == KOPT_PASS_CUDA_OCTET_
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper half stays 0 */
-FN_ vu32_ unpack_low16_(vu32_ a) { return a & 0xFFFFu; }
+FN_ vu32_ K_(add16)(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper half stays 0 */
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return a & 0xFFFFu; }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return a >> 16; }
 #define MIN_MAX_ 1
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return (vf32_)(min((int)a, (int)b)); }
