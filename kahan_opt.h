@@ -2500,7 +2500,7 @@ static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
 static void kopt_run_blocks_(const kopt_job_ *whole);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                                     size_t pair);
-static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
+static void kopt_measure_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
 
 /* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
@@ -4825,12 +4825,6 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
     return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
 #else
-/* The visible weight of KAHAN: split() of section 3, in the lower half. bf16 ties go away from zero. */
-FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
-    if (format == KOPT_FP16) return K_(round_nearest16)(x, format);
-    return (K_(extended)(x, format, NULL) + 0x8000u) >> 16;
-}
-
 /* Any value; the upper 16 bits of r do not matter. */
 FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const constants_ *c) {
     const vu32_ u = K_(extended)(x, format, c);
@@ -5619,7 +5613,9 @@ FN_ vu32_ K_(split_weight)(kopt_rounding rounding, kopt_format format, vu32_ bit
         *residual = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
         u = (u + 0x8000u) >> 16;
     } else {
-        u = rounding == KOPT_KAHAN ? K_(round_kahan16)(x, format) : K_(round_nearest16)(x, format);
+        u = K_(round_nearest16)(x, format);
+        if (rounding == KOPT_KAHAN && format == KOPT_BF16) /* split() of section 3: ties go away from zero */
+            u = (K_(extended)(x, format, NULL) + 0x8000u) >> 16;
         if (rounding == KOPT_KAHAN)
             *residual = K_(round_nearest16)(
                 mul_(sub_(x, K_(widen)(u, format)), splat_(format == KOPT_FP16 ? 2048.0f : 1.0f)), format);
@@ -6766,7 +6762,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 }
 
 /* Writes the ratios of StableAdamW of the elements [begin, j->end) to out, as fp32. */
-NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
+NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = kopt_kind_of_(j);
     const size_t grad_size = kopt_bytes_of_(kind.grad), moment_size = kopt_moment_bytes_(kind, 1);
@@ -6783,10 +6779,8 @@ NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ 
             e.residual = K_(load_n)(j->residual + i * residual_size, residual_size, LANES_);
         store32_(out + 4 * (i - begin), as_u32_(K_(stable_ratio)(kind, &k, &e)));
     }
-    if (i < j->end) kopt_measure_from_scalar_(j, i, out + 4 * (i - begin));
+    if (i < j->end) kopt_measure_scalar_(j, i, out + 4 * (i - begin));
 }
-
-NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_from)(j, j->begin, out); }
 
 /* ---- norm, clipping and reduction ---- */
 
@@ -6814,21 +6808,16 @@ FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), isplat_(0x7FFF0000u));
 }
 
-FN_ uint32_t K_(reduce_max)(vu32_ a) {
-    uint32_t lane[LANES_], largest = 0;
-    size_t i;
-    store32_((kopt_byte_ *)lane, a);
-    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
-    return largest;
-}
-
 /* The exponent field (of fp32) of the largest magnitude in the first `groups` groups. */
 FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t groups) {
+    uint32_t lane[LANES_], most = 0;
     vu32_ largest = isplat_(0);
     size_t i;
     for (; groups > 0; groups--, p += 4 * LANES_ * kopt_bytes_of_(format))
         for (i = 0; i < 4; i++) largest = imax_(largest, K_(norm_load)(p, format, i));
-    return K_(reduce_max)(largest) >> 23;
+    store32_((kopt_byte_ *)lane, largest);
+    for (i = 0; i < LANES_; i++) most = lane[i] > most ? lane[i] : most;
+    return most >> 23;
 }
 
 /* x * factor as an integer; factor is the reciprocal of the window's unit. Sets bits in *bad if the product is not
@@ -6973,13 +6962,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 }
 #endif
 
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_
-static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
-    const kopt_philox_key_ cipher = kopt_make_philox_key_(seed, step, id, stream);
-    vu32_ x[4];
-    return K_(random_at)(x, &cipher, index, 1);
-}
-#endif
 #endif
 
 /* ---- end of a pass: undefines all macros of the pass ---- */
@@ -7083,7 +7065,7 @@ typedef struct kopt_kernels_ {
     void (*step)(const kopt_job_ *);
     void (*convert)(const kopt_conversion_ *);
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
-    void (*measure)(const kopt_job_ *, kopt_byte_ *);
+    void (*measure)(const kopt_job_ *, size_t, kopt_byte_ *);
     void (*tool)(const kopt_tool_ *);
     void (*add_scaled)(kopt_byte_ *, const kopt_byte_ *, float, uint32_t, uint32_t, size_t);
     const struct kopt_stages_ *stages; /* NULL: scalar */
@@ -7632,7 +7614,9 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
-    return kopt_random_scalar_(key.seed, key.step, key.id, stream, key.first_index + i);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(key.seed, key.step, key.id, stream);
+    uint32_t words[4];
+    return kopt_random_at_scalar_(words, &cipher, key.first_index + i, 1);
 }
 
 /* ---- one-element updates of an array ---- */
@@ -8217,7 +8201,7 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
             job.begin = 0;
             job.end = n;
         }
-        KOPT_KERNEL_(measure)(&job, ratio_bytes);
+        KOPT_KERNEL_(measure)(&job, job.begin, ratio_bytes);
         kopt_norm_tool_(norm, ratio_bytes, KOPT_F32, n);
     }
     kopt_leave_(&environment);
@@ -9122,11 +9106,6 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-/* mean + |x| / 256, one term of the mean of a block; mag is the bit pattern of |x|. */
-KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
-    return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
-}
-
 /* The bit of x in KOPT_Q1 (section 12): 1 decodes to -scale, 0 to scale. 0 if scale, an fp32 word, is 0 or NaN. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
@@ -9154,7 +9133,7 @@ static KOPT_NOINLINE_ void kopt_compress_signs_(kopt_byte_ *out, const float *x,
     for (i = 0; i < n; i++) {
         const uint32_t mag = kopt_as_u32_(x[i]) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
-        mean = kopt_more_(mean, mag);
+        mean = kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256)); /* of a whole block */
     }
     if (n < KOPT_SIGNS_) mean = kopt_mul_(mean, kopt_div_(256.0f, (float)n));
     scale = kopt_scale_(drawn != NULL ? largest : kopt_as_u32_(mean));
