@@ -901,7 +901,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
                     m >= kind.moment_count
                         ? 0
                         : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], kopt_bytes_of_(each), half), each);
-                h.moments.x[m] = kopt_stores_root_(kind, m) ? kopt_mul_octet_(stored, stored) : stored;
+                h.moments.x[m] = kopt_holds_root_(kind.second, kind.rule, m) ? kopt_mul_octet_(stored, stored) : stored;
             }
             update =
                 kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, stride, 0, 0, &h);
@@ -916,7 +916,8 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
             }
             KOPT_UNROLL_
             for (m = 0; m < 4; m++) {
-                const kopt_vf32_octet_ new_value = kopt_stores_root_(kind, m) ? h.moments.root[m] : h.moments.x[m];
+                const kopt_vf32_octet_ new_value =
+                    kopt_holds_root_(kind.second, kind.rule, m) ? h.moments.root[m] : h.moments.x[m];
                 const kopt_format each = kopt_moment_format_(kind, m);
                 moment[m][half] = each == KOPT_Q8     ? new_value
                                   : each == KOPT_F32  ? kopt_flush_f32_octet_(new_value)
@@ -1204,19 +1205,17 @@ __launch_bounds__(KOPT_THREADS_,
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group
         at a time; a lane of the last warp takes what all groups share ---- */
 
-KOPT_CUDA_FN_ double kopt_cuda_double_(float x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(x)); }
-
 /* The scalars of a group's step, by a pair of lanes. The norm is not known yet: with max_norm the clip is 0 here.
    Returns 0 if one of the scalars overflows. */
 KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimizer *opt, kopt_begun_ *s) {
     const double clip = opt->clip;
     int valid = 1;
     if (options->lr != NULL) {
-        opt->lr = kopt_cuda_double_(*options->lr);
+        opt->lr = kopt_to_double_(*options->lr);
         valid = kopt_between_(opt->lr, 0, KOPT_3E38_);
     }
     if (options->loss_scale != NULL)
-        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_double_(*options->loss_scale));
+        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_to_double_(*options->loss_scale));
     if (options->max_norm > 0) opt->clip = 0;
     kopt_copy_options_(opt, s);
     valid &= kopt_compute_scalars_(opt, s);
@@ -1924,15 +1923,15 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     for (g = 0; g < count; g++) {
         const kopt_tensor *last = NULL; /* the last tensor of this group that has elements */
         kopt_result result = kopt_check_options_(groups[g].opt);
+        kopt_begun_ s;
         if (result != KOPT_OK) return result;
         if (groups[g].tensors == NULL && groups[g].count != 0) return KOPT_ERROR_NULL;
+        kopt_copy_options_(groups[g].opt, &s);
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
             kopt_layout_ layout;
-            result = kopt_check_tensor_(t);
-            if (result != KOPT_OK) return result;
-            layout = kopt_layout_for_(groups[g].opt, t);
-            result = kopt_check_memory_(t, &layout, 1);
+            result = kopt_check_tensor_(&layout, &s, t, KOPT_CHECK_FIELDS_); /* the state is on the GPU */
+            if (result == KOPT_OK) result = kopt_check_memory_(t, &layout, 1);
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
             if (t->counts != NULL || !kopt_is_zero_(t->stable_scale)) return KOPT_ERROR_OPTION;
@@ -2399,7 +2398,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const
     kopt_cuda_init_ k = {};
     kopt_layout_ layout;
     kopt_result result = kopt_cuda_check_twin_(&layout, opt, t, host);
-    if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host);
+    if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host, KOPT_CHECK_STATE_);
     if (result != KOPT_OK || t->n == 0) return result;
     result = kopt_cuda_refuse_capture_(stream);
     if (result == KOPT_OK) result = kopt_cuda_copy_pieces_(&layout, t, host, 0, stream);
@@ -2555,7 +2554,7 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u; }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u; }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
@@ -2571,8 +2570,8 @@ FN_ vu32_ narrow_fp16_(vf32_ a) {
     return r;
 }
 #if KOPT_PASS_ == KOPT_PASS_CUDA_OCTET_
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper half stays 0 */
-FN_ vu32_ unpack_low16_(vu32_ a) { return a & 0xFFFFu; }
+FN_ vu32_ K_(add16)(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper half stays 0 */
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return a & 0xFFFFu; }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return a >> 16; }
 #define MIN_MAX_ 1
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return (vf32_)(min((int)a, (int)b)); }
