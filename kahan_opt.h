@@ -3368,9 +3368,10 @@ static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_ten
     return KOPT_OK;
 }
 
-/* Checks all tensors of a list. *last: the layout of the last one, which most often is the only one. */
-static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count,
-                                    kopt_layout_ *last) {
+/* Checks all tensors of a list. *last: the layout of the last one, which most often is the only one. Not inlined: its
+   callers, which run the step, need no room for the lists of memory. */
+static KOPT_NOINLINE_ kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count,
+                                                   kopt_layout_ *last) {
     kopt_neighbours_ list;
     size_t i;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
