@@ -742,7 +742,7 @@ def draw_loss(r):
         rows.append([name, "%.2f" % size] + ["" if losses is None else "%.4f±%.4f" % losses.loss if name == FP32 else
                                              signed(losses.minus) if losses.finite else str(losses)
                                              for losses in found])
-    table("loss", ["training loss minus fp32", "bytes per parameter"] +
+    table("loss", ["training loss minus fp32, or its own", "bytes per parameter"] +
           ["%s, %s" % (task.name, task.format) for task in TASKS.values()], rows)
 
 
