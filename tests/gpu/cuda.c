@@ -6,6 +6,7 @@
 
    Arguments: how many lists (default 400), and "no-errors" to leave out the call that fails on purpose, which
    compute-sanitizer stops at without --report-api-errors no. */
+#define _DEFAULT_SOURCE /* mmap() */
 #define KAHAN_OPT_IMPLEMENTATION
 #include "../../kahan_opt.h"
 #include "../../kahan_opt_cuda.cuh"
@@ -16,6 +17,7 @@
 #include "../unit/reference.h"
 #ifdef PTX_ON_CPU
 #include "cuda_fake.h"
+#include <sys/mman.h>
 #endif
 
 #include <stdlib.h>
@@ -516,36 +518,52 @@ static void statistics(int lists) {
        infinite);
 }
 
+/* A tensor of 2^22 elements without memory, which makes all tasks of a plan 1,024 wide. Its tasks, the last ones of the
+   last kernel, must be cut off. */
+static kopt_tensor wide_tensor(kopt_optimizer *o, kopt_format grads) {
+    *o = kopt_adamw(0.01);
+    o->first_moment_format = KOPT_F32;
+    return kopt_tensor_of((void *)((uintptr_t)1 << 44), KOPT_BF16, (void *)((uintptr_t)2 << 44), grads, 1 << 22,
+                          (void *)((uintptr_t)4 << 44), 1 << 30);
+}
+
+static void cut_off(kopt_cuda_plan *plan) { plan->first_[KOPT_CUDA_KERNELS_] -= (1u << 22) / plan->width_; }
+
 /* The plan of a tensor, in memory that is returned; one thread block does all. */
-static void *plan_of_one_block(kopt_cuda_plan *plan, const kopt_optimizer *o, const kopt_tensor *t) {
-    const kopt_cuda_group g = {o, t, 1};
-    const size_t size = kopt_cuda_plan_size(&g, 1);
+static void *plan_of_one_block(kopt_cuda_plan *plan, const kopt_optimizer *o, const kopt_tensor *t, int wide) {
+    kopt_optimizer other;
+    const kopt_tensor more = wide_tensor(&other, t->grad_format);
+    const kopt_cuda_group g[2] = {{o, t, 1}, {&other, &more, 1}};
+    const size_t size = kopt_cuda_plan_size(g, 1 + (size_t)wide);
     unsigned char *const bytes = device_new(2 * size); /* of the host and of the GPU */
-    if (kopt_cuda_plan_build(plan, bytes, size, &g, 1) != KOPT_OK) abort();
+    if (kopt_cuda_plan_build(plan, bytes, size, g, 1 + (size_t)wide) != KOPT_OK) abort();
     if (kopt_cuda_plan_upload(plan, bytes + size, stream) != KOPT_OK) abort();
+    if (wide) cut_off(plan);
     plan->blocks = 1;
     return bytes;
 }
 
-/* As much as fits into one slot, many times: the largest significands, all in one bin, in whole blocks. */
+/* More than fits into one slot, which is read before: the largest significands, all in one bin, in whole blocks. */
 static void full_slots(void) {
     enum { N = (1 << 22) + 5000 };
     static const uint32_t most[] = {0x407fffff, 0x3fff3fff, 0x3bff3bff}; /* of four exponents the last */
+    static const size_t numbers[] = {N / 4, N, N / 32};                  /* two such readings and more */
     kopt_optimizer o = kopt_sgd(0.1, 0);
     int f, bad = 0;
     o.rounding = KOPT_NEAREST;
     for (f = KOPT_F32; f <= KOPT_FP16; ++f) {
-        uint16_t *const weight = device_new(2 * N);
-        uint32_t *const grad = device_new(4 * N);
-        kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, (kopt_format)f, N, NULL, 0);
+        const size_t n = numbers[f];
+        uint16_t *const weight = device_new(2 * n);
+        uint32_t *const grad = device_new(4 * n);
+        kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, (kopt_format)f, n, NULL, 0);
         kopt_cuda_plan plan;
-        void *const bytes = plan_of_one_block(&plan, &o, &t);
+        void *const bytes = plan_of_one_block(&plan, &o, &t, 1);
         kopt_norm norm;
         size_t i;
-        memset(&norm, 0, sizeof norm), memset(weight, 0, 2 * N);
-        for (i = 0; i < N; ++i) grad[i] = most[f];
-        bad += made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
-        kopt_norm_add(&norm, grad, (kopt_format)f, N);
+        memset(&norm, 0, sizeof norm), memset(weight, 0, 2 * n);
+        for (i = 0; i < n; ++i) grad[i] = most[f];
+        bad += made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK || plan.width_ != (f ? 1024 : 512);
+        kopt_norm_add(&norm, grad, (kopt_format)f, n);
         bad += memcmp(&norm, kopt_cuda_plan_norm(&plan, NULL), sizeof norm) != 0;
         device_free(weight), device_free(grad), device_free(bytes);
     }
@@ -577,7 +595,7 @@ static void full_ratios(void) {
         bad += kopt_state_init(&o[0], &t[side], 1, NULL) != KOPT_OK;
         bad += kopt_state_write(&o[0], &t[side], KOPT_SLOT_SECOND_MOMENT, v) != KOPT_OK;
     }
-    bytes = plan_of_one_block(&plan, &o[1], &t[1]);
+    bytes = plan_of_one_block(&plan, &o[1], &t[1], 0);
     bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK;
     bad += kopt_optimizer_step(&o[0], &t[0], 1) != KOPT_OK;
     bad += memcmp(t[0].weight, t[1].weight, 2 * N) != 0;
@@ -846,8 +864,8 @@ static kopt_result other_optimizer(kopt_optimizer *o, const kopt_optimizer *mine
 static void refused_settings(int lists) {
     static const kopt_cuda_options negative = {0, -1, NULL, NULL, NULL}, nan = {0, NAN, NULL, NULL, NULL};
     static list l;
-    int bad = 0, k, which, tried = 0;
-    for (k = 0; k < lists; ++k) {
+    int bad = 0, k, which, tried = 0, mismatches[OTHERS] = {0};
+    for (k = 0; k < lists || !mismatches[13] || !mismatches[14] || !mismatches[15]; ++k) {
         make(&l, 2, 2, 300, 100);
         for (which = 0; which < OTHERS; ++which) {
             kopt_optimizer o;
@@ -856,7 +874,7 @@ static void refused_settings(int lists) {
             if (why == KOPT_ERROR_MISMATCH && o.rounding == KOPT_FEEDBACK && !pays_back(&o)) why = KOPT_ERROR_OPTION;
             if (!stops(&l, kopt_cuda_plan_set_optimizer(&l.plan, 1, &o, stream), why))
                 note("optimizer %d in place of rule %d", which, (int)l.opt[1].rule), ++bad;
-            ++tried;
+            ++tried, mismatches[which] += why == KOPT_ERROR_MISMATCH;
         }
         bad += !stops(&l, kopt_cuda_plan_set_optimizer(&l.plan, 2, &l.opt[1], stream), KOPT_ERROR_BOUNDS);
         bad += !stops(&l, kopt_cuda_plan_set_optimizer(&l.plan, 0, NULL, stream), KOPT_ERROR_NULL);
@@ -1149,6 +1167,182 @@ static void refusals(void) {
     free(copy), device_free(bytes);
 }
 
+/* ---- The sizes of models ----------------------------------------------------------------------------------------- */
+
+/* A plan of 200 groups and 2,000 tensors whose tasks are 1,024 wide: two steps, between them one that the settings of
+   one group forbid, and a move of all arrays. */
+static void model(void) {
+    enum { MANY = 200, EACH = 10, ALL = MANY * EACH, ROOM = 1 << 22 };
+    const kopt_cuda_options clipping = {1, 0.5, NULL, NULL, NULL}, none = {0, 0, NULL, NULL, NULL};
+    kopt_optimizer *const o = calloc(MANY + 1, sizeof *o);
+    kopt_tensor *const t = calloc(2 * (ALL + 1), sizeof *t), *const u = t + ALL + 1;
+    kopt_state_arrays *const own = calloc(2 * ALL, sizeof *own);
+    kopt_cuda_group *const groups = calloc(MANY + 1, sizeof *groups);
+    unsigned char *const cpu = calloc(ROOM, 1), *const gpu = device_new(ROOM), *const moved = device_new(ROOM), *bytes;
+    const kopt_cuda_status *status;
+    kopt_cuda_plan plan;
+    kopt_norm norm;
+    size_t i, g, size, at = 0;
+    const uint64_t before = noise_state;
+    int a, step, bad = 0;
+    memset(&norm, 0, sizeof norm);
+    for (i = 0; i < ALL; ++i) {
+        kopt_tensor *const x = &t[i];
+        kopt_format weights = KOPT_BF16;
+        g = i / EACH;
+        if (i % EACH == 0) o[g] = g == 150 ? kopt_adamw(0.01) : any_optimizer(&weights), o[g].step = 10;
+        if (i % EACH != 0) weights = t[i - 1].weight_format;
+        *x = kopt_tensor_of(NULL, weights, NULL, KOPT_BF16, below(below(8) ? 60 : 2100), NULL, 0);
+        x->id = (uint32_t)i, x->no_decay = !below(4), x->copy_format = (kopt_format)below(3);
+        x->first_index = below(2) ? 0 : (uint64_t)noise() * (below(3) ? 8 : 1);
+        if (g % 2) x->arrays = &own[i], own[i].size = sizeof own[i];
+        x->state_size = x->arrays ? 0 : kopt_state_size(&o[g], x);
+        for (a = 0; a < ARRAYS; ++a) {
+            size = a == 0   ? x->n * width(weights)
+                   : a == 1 ? x->n * 2
+                   : a == 2 ? x->state_size
+                   : a == 3 ? (i % 8 ? 0 : x->n * width(x->copy_format))
+                            : (x->arrays ? bytes_of(&o[g], weights, x->n, a) : 0);
+            at = (at + 15) / 16 * 16 + (below(4) ? 0 : 2 * below(8));
+            if (at + size > ROOM) abort();
+            if (size) *address(x, &own[i], a) = cpu + at;
+            at += size;
+        }
+        fill(x->weight, weights, x->n, -8, 1, 0, 1u << 31);
+        fill((void *)x->grad, KOPT_BF16, x->n, -14, 0, 0, 1u << 31);
+        if (kopt_state_init(&o[g], x, 1, NULL) != KOPT_OK) abort();
+        u[i] = *x, own[ALL + i] = own[i];
+        if (x->arrays) u[i].arrays = &own[ALL + i];
+        for (a = 0; a < ARRAYS; ++a) {
+            void **const p = address(&u[i], &own[ALL + i], a);
+            if (*p) *p = gpu + ((unsigned char *)*p - cpu);
+        }
+        groups[g].opt = &o[g], groups[g].tensors = u + g * EACH, groups[g].count = EACH;
+    }
+    u[ALL] = wide_tensor(&o[MANY], KOPT_BF16);
+    groups[MANY].opt = &o[MANY], groups[MANY].tensors = &u[ALL], groups[MANY].count = 1;
+    memcpy(gpu, cpu, ROOM);
+    size = kopt_cuda_plan_size(groups, MANY + 1), bytes = device_new(2 * size);
+    if (kopt_cuda_plan_build(&plan, bytes, size, groups, MANY + 1) != KOPT_OK) abort();
+    if (made(kopt_cuda_plan_upload(&plan, bytes + size, stream)) != KOPT_OK) abort();
+    cut_off(&plan);
+    status = kopt_cuda_plan_status(&plan);
+    for (step = 0; step < 2; ++step) {
+        for (g = 0; g < MANY && step; ++g) kopt_norm_add_grads(&norm, t + g * EACH, EACH);
+        for (g = 0; g < MANY; ++g) {
+            if (step) o[g].clip = kopt_norm_clip(&norm, 0.5, o[g].grad_scale);
+            bad += kopt_optimizer_step(&o[g], t + g * EACH, EACH) != KOPT_OK;
+            o[g].clip = 1;
+        }
+        bad += made(kopt_cuda_plan_set_options(&plan, step ? &clipping : &none, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || status->result != KOPT_OK;
+        bad += memcmp(cpu, step ? moved : gpu, ROOM) != 0;
+        for (g = 0; g < MANY; ++g) bad += *kopt_cuda_plan_steps(&plan, g) != o[g].step;
+        if (step) break;
+
+        o[150].lr = 3e38; /* divided by 1 - beta1^step it is too large */
+        bad += made(kopt_cuda_plan_set_optimizer(&plan, 150, &o[150], stream)) != KOPT_OK;
+        bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK || status->result != KOPT_ERROR_RANGE;
+        bad += memcmp(cpu, gpu, ROOM) != 0 || status->skips != 1;
+        o[150].lr = 0.02;
+        bad += made(kopt_cuda_plan_set_optimizer(&plan, 150, &o[150], stream)) != KOPT_OK;
+        memcpy(moved, gpu, ROOM), memset(gpu, 0xee, ROOM);
+        for (i = 0; i < ALL; ++i)
+            for (a = 0; a < ARRAYS; ++a) {
+                void **const p = address(&u[i], &own[ALL + i], a);
+                if (*p) *p = moved + ((unsigned char *)*p - gpu);
+            }
+        for (g = 0; g < MANY; g += 20) /* of 200 tensors, then of 50 and 150 with states in arrays */
+            bad += made(kopt_cuda_plan_set_arrays(&plan, g * EACH, 20 * EACH, u + g * EACH, stream)) != KOPT_OK;
+    }
+    ok(bad == 0, "%d tensors in %d groups, tasks of %d positions: %d differ from the CPU", ALL, MANY, (int)plan.width_,
+       bad);
+    noise_state = before; /* the lists that follow are the same without this test */
+    free(o), free(t), free(own), free(groups), free(cpu), device_free(gpu), device_free(moved), device_free(bytes);
+}
+
+#ifdef PTX_ON_CPU
+/* The end of a tensor and of a sum of 2^32 + 10,007 elements. The arrays have memory only there, and only the last
+   thread blocks run. All is as with a shard that begins there. */
+enum { SHARD = 8192 + 10007 };
+static const uint64_t before_shard = (UINT64_C(1) << 32) - 8192;
+
+/* Memory of the shard of array number a, far from that of others. */
+static void *shard_new(int a) {
+    void *const at = (void *)(((uintptr_t)1 << 44) + ((uintptr_t)a << 36));
+    if (mmap(at, 4 * SHARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at) abort();
+    variable_(at, 4 * SHARD);
+    return at;
+}
+
+/* Where an array begins that has a value of `size` bytes for `each` elements. */
+static void *begin(void *shard, size_t each, size_t size) { return (char *)shard - before_shard / each * size; }
+
+static void far_positions(void) {
+    static uint16_t weight[SHARD], residual[SHARD];
+    static float sum[SHARD];
+    static unsigned char moment[2][4 * SHARD], scale[2][SHARD / 64 + 1];
+    void *at[8];
+    int mode, k, step, bad = 0;
+    for (k = 0; k < 8; ++k) at[k] = shard_new(k);
+    for (mode = 0; mode < 3; ++mode) { /* moments: bf16; 8 bits; fp32 and 8 bits */
+        kopt_optimizer o = kopt_adamw(0.01), p;
+        kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, at[1], KOPT_BF16, SHARD, NULL, 0), u = t;
+        kopt_state_arrays own[2];
+        kopt_cuda_plan plan;
+        void *bytes;
+        size_t size[2];
+        if (mode > 0) o.second_moment_format = KOPT_Q8;
+        if (mode > 0) o.first_moment_format = mode == 1 ? KOPT_Q8 : KOPT_F32;
+        memset(own, 0, sizeof own);
+        own[0].size = own[1].size = sizeof own[0];
+        own[0].residual = residual, own[1].residual = begin(at[2], 1, 2);
+        for (k = 0; k < 2; ++k) {
+            const kopt_format f = k == 0 ? o.first_moment_format : o.second_moment_format;
+            size[k] = f == KOPT_Q8 ? 1 : width(f);
+            own[0].moment[k] = moment[k], own[1].moment[k] = begin(at[3 + k], 1, size[k]);
+            if (f == KOPT_Q8) own[0].scale[k] = scale[k], own[1].scale[k] = begin(at[5 + k], 64, 1);
+        }
+        t.arrays = &own[0], t.first_index = before_shard;
+        u.arrays = &own[1], u.weight = begin(at[0], 1, 2), u.grad = begin(at[1], 1, 2), u.n += before_shard;
+        if (mode == 1) t.first_index += UINT64_C(3) << 40, u.first_index += UINT64_C(3) << 40;
+        fill(at[0], KOPT_BF16, SHARD, -8, 1, 0, 1u << 31);
+        memcpy(weight, at[0], sizeof weight);
+        if (kopt_state_init(&o, &t, 1, NULL) != KOPT_OK) abort();
+        for (k = 2; k < 7; ++k) memset(at[k], 0, 4 * SHARD);
+        p = o, bytes = plan_of_one_block(&plan, &p, &u, 0), plan.blocks = 0;
+        for (step = 0; step < 2; ++step) {
+            fill(at[1], KOPT_BF16, SHARD, -14, 0, 0, 200);
+            ptx_last_blocks(3);
+            bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK;
+            bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK;
+            bad += memcmp(weight, at[0], sizeof weight) != 0 || memcmp(residual, at[2], sizeof residual) != 0;
+            for (k = 0; k < 2; ++k) {
+                bad += memcmp(moment[k], at[3 + k], SHARD * size[k]) != 0;
+                if (size[k] == 1) bad += memcmp(scale[k], at[5 + k], (SHARD + 63) / 64) != 0;
+            }
+        }
+        device_free(bytes);
+    }
+    for (step = 0; step < 2; ++step) {
+        kopt_accumulator a = kopt_accumulator_of(weight, KOPT_BF16, residual, SHARD), b = a;
+        a.first_index = before_shard, a.step = b.step = a.count = b.count = (uint32_t)step;
+        b.sum = begin(at[0], 1, 2), b.residual = begin(at[2], 1, 2), b.n += before_shard;
+        bad += kopt_accumulator_add(&a, at[1], KOPT_BF16, 0.3) != KOPT_OK;
+        ptx_last_blocks(9);
+        bad += made(kopt_cuda_accumulator_add(&b, begin(at[1], 1, 2), KOPT_BF16, 0.3, NULL, NULL, stream)) != KOPT_OK;
+        bad += memcmp(weight, at[0], sizeof weight) != 0 || memcmp(residual, at[2], sizeof residual) != 0;
+        bad += kopt_accumulator_read(&a, sum) != KOPT_OK;
+        ptx_last_blocks(72);
+        bad += made(kopt_cuda_accumulator_read(&b, begin(at[7], 1, 4), NULL, stream)) != KOPT_OK;
+        bad += !same((void *)sum, at[7], KOPT_F32, SHARD);
+    }
+    ptx_last_blocks(UINT32_MAX);
+    ok(bad == 0, "the end of 2^32 + 10007 elements, steps and sums: %d differ from a shard on the CPU", bad);
+}
+#endif
+
 /* ---- Accumulation ------------------------------------------------------------------------------------------------ */
 
 /* Sums of several micro-batches, twice, of any format, rounding and alignment; counted on the host or on the device. */
@@ -1211,10 +1405,10 @@ static void accumulations(int lists) {
 
 /* Statistics and steps that are replayed from two graphs in turn, with a schedule between them. Each graph has its own
    place for the gradient of the first tensor, which it sets. */
-static void graphs(void) {
+static void graphs(int lists) {
     static list l;
     int bad = 0, k, step, place;
-    for (k = 0; k < 20; ++k) {
+    for (k = 0; k < lists; ++k) {
         const kopt_cuda_options options = {1, 0.05, NULL, NULL, NULL};
         cudaGraph_t graph[2];
         cudaGraphExec_t replay[2];
@@ -1359,6 +1553,7 @@ int main(int argc, char **argv) {
 #ifdef PTX_DRIVER
     driver(getenv("PTX_TEXTS"));
 #endif
+    model();
     steps_equal(lists);
     extremes((lists + 3) / 4);
     moves(lists / 4);
@@ -1374,9 +1569,10 @@ int main(int argc, char **argv) {
     stopped_plans();
     refusals();
     accumulations(lists);
-    graphs();
+    graphs(lists < 10 ? 3 : 20);
     accumulation_graph();
 #ifdef PTX_ON_CPU
+    far_positions();
     loads(lists / 25);
     failing_launches();
 #endif

@@ -1,8 +1,8 @@
-/* cuda_day.c - what takes a GPU minutes: every fp32 number as a gradient, arrays of more than 2^31 elements. The CPU
+/* cuda_day.c - what takes a GPU minutes: every fp32 number as a gradient, arrays of more than 2^32 elements. The CPU
    makes the same steps, in all its threads.
 
        cuda_day numbers [BITS]       all 2^32 numbers, or 2^BITS of them, through one step of each mode
-       cuda_day large [N]            N elements, by default 2^31 + 17
+       cuda_day large [N]            N elements, by default 2^32 + 17
    Linked with the object that nvcc made of kahan_opt_cuda.cuh. */
 #define _DEFAULT_SOURCE /* sysconf() */
 #define KAHAN_OPT_IMPLEMENTATION
@@ -213,14 +213,14 @@ static void every_number(const mode *m, int bits) {
     cudaFreeHost(c.grad), cudaFreeHost(c.weight), cudaFreeHost(c.state), free(c.bad), device_free(memory);
 }
 
-/* ---- More than 2^31 elements: windows of them are what the CPU makes of the same windows as shards --------------- */
+/* ---- More than 2^32 elements: windows of them are what the CPU makes of the same windows as shards --------------- */
 
 enum { WINDOW = 8192 }; /* and fewer at the end */
 
 static void large_step(const char *name, kopt_format moment_format, uint64_t n) {
-    const uint64_t middle = n > UINT64_C(1) << 31 ? UINT64_C(1) << 31 : n / 2;
-    const uint64_t windows[] = {0, (n / 3) & ~UINT64_C(255), (middle - 4096) & ~UINT64_C(255),
-                                (n - 4096) & ~UINT64_C(255)}; /* blocks of 8-bit moments begin there */
+    const uint64_t half = n > UINT64_C(1) << 32 ? UINT64_C(1) << 31 : n / 2, all = 2 * half;
+    const uint64_t windows[] = {0, (n / 3) & ~UINT64_C(255), (half - 4096) & ~UINT64_C(255),
+                                (all - 8192) & ~UINT64_C(255), (n - 4096) & ~UINT64_C(255)}; /* as blocks of moments */
     kopt_optimizer o = kopt_adamw(0.01);
     const size_t room = (size_t)((n * 2 + 255) & ~UINT64_C(255));
     kopt_tensor t;
@@ -273,7 +273,7 @@ static void large_step(const char *name, kopt_format moment_format, uint64_t n) 
 int main(int argc, char **argv) {
     const char *const command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "large") == 0) {
-        const uint64_t n = argc > 2 ? strtoull(argv[2], NULL, 10) : (UINT64_C(1) << 31) + 17;
+        const uint64_t n = argc > 2 ? strtoull(argv[2], NULL, 10) : (UINT64_C(1) << 32) + 17;
         if (n < 2 * WINDOW) return 2;
         if (!device_begin()) return 77;
         large_step("AdamW bf16 KAHAN", KOPT_BF16, n);

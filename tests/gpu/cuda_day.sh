@@ -52,7 +52,7 @@ deadline=$((started + 490)) build_limit=240 # three parts in 25 minutes
 build_limit=${CUDA_DAY_BUILD_LIMIT:-$build_limit}
 
 # Numbers of lists, bits of numbers, elements: of the day, and of the rehearsal.
-lists=150 short=30 sanitized_lists=10 bits=32 many=2147483665 bench=134217728 profiled=67108864
+lists=150 short=30 sanitized_lists=10 bits=32 many=4294967313 bench=134217728 profiled=67108864
 [ -z "$rehearse" ] || lists=20 short=300 sanitized_lists=10 bits=12 many=20017 bench=4096 profiled=4096
 
 # ---- Stubs of the rehearsal: they run the program and say what the tools would say ---------------------------------
@@ -64,7 +64,11 @@ stub() { # stub NAME: the text of the script is on stdin
 if [ -n "$rehearse" ]; then
     mkdir -p "$work/stubs"
     stub nvidia-smi <<'TEXT'
-case "$*" in *compute_cap*) echo 9.0 ;; *) echo 'No GPU (rehearsal), 0.0' ;; esac
+case "$*" in
+*compute_cap*) echo 9.0 ;;
+*clocks*) printf '%s\n' '1980, 2619, 35, 0x0000000000000001' '1755, 2619, 61, 0x0000000000000004' ;;
+*) echo 'No GPU, as an H100 (rehearsal), 0.0' ;;
+esac
 TEXT
     stub compute-sanitizer <<'TEXT'
 tool=$2
@@ -108,6 +112,29 @@ skip() { # skip ITEM REASON
     say skip "$1" 0 "$2"
 }
 
+# The clocks of the GPU twice a second, and why they are held back, while an item runs.
+sample() {
+    nvidia-smi -lms 500 --query-gpu=clocks.sm,clocks.mem,temperature.gpu,clocks_throttle_reasons.active \
+        --format=csv,noheader,nounits >"$work/clocks" 2>/dev/null &
+    sampler=$!
+}
+clocks() { # LEAST..MOST MHz of the multiprocessors, of the memory, degrees, reasons: 0x4 is power, 0x1 an idle GPU
+    kill $sampler 2>/dev/null
+    wait $sampler 2>/dev/null
+    awk -F ', *' '$4 ~ /^0x/ {
+            sub(/^0x0*/, "", $4)
+            if (!seen || $1 < least) least = $1
+            if (!seen || $1 > most) most = $1
+            if (!seen || $2 < memory) memory = $2
+            if (!seen++ || $3 > hottest) hottest = $3
+            if ($4 != "" && !($4 in known)) { known[$4]; reasons = reasons "+0x" $4 }
+        }
+        END {
+            reasons = reasons == "" ? "none" : substr(reasons, 2)
+            if (seen) print least ".." most " MHz; memory " memory " MHz; " hottest " C; held back: " reasons
+        }' "$work/clocks"
+}
+
 # item NAME LIMIT COMMAND...: "1..0 # SKIP" and "SKIPPED:" are a skip, but a GPU that programs cannot use is a failure.
 # With `soft`, being cut off is a skip, too, if a sanitizer has found nothing until then. A skip fails the day.
 soft='' unbuilt=''
@@ -121,13 +148,16 @@ item() {
     [ "$limit" -gt 0 ] || { skip "$name" "no time is left"; return; }
     rm -f "$work/rows"
     begun=$(now)
+    sample
     CUDA_ROWS=$work/rows timeout -k 5 "$limit" "$@" >"$work/item.log" 2>&1 </dev/null
     status=$?
-    seconds=$(($(now) - begun))
+    seconds=$(($(now) - begun)) clocks=$(clocks)
     { printf '\n---- %s: %s\n' "$name" "$*" && cat "$work/item.log"; } >>"$log"
     verdict=pass
     text="$(grep -c '^ok' "$work/item.log") tests"
     if [ -s "$work/rows" ]; then
+        case $gpu in *H100*) ;; *) sed -i 's/,miss$/,/' "$work/rows" ;; esac # the goals are those of an H100
+        line "$name" clocks "${clocks:-unknown}" '' '' ''
         awk -v part="$part" -v item="$name" '{ print part "," item "," $0 "," }' "$work/rows" >>"$csv"
         text="$text, $(grep -c . "$work/rows") rows"
         missed=$((missed + $(grep -c ',miss$' "$work/rows")))
@@ -341,7 +371,7 @@ part_2() {
 }
 
 part_3() {
-    item 'more than 2^31 elements' 90 "$work/day" large $many
+    item 'more than 2^32 elements' 90 "$work/day" large $many
     item 'every number' 250 "$work/day" numbers $bits
     [ -n "$rehearse" ] || item 'every number with VMATH' 100 "$work/day_vmath" numbers $bits
 }

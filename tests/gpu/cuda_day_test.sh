@@ -90,10 +90,13 @@ report $? "part 2: sanitizers and counters pass"
 rows 16 '^2,counters .*,kopt_cuda_adam_ | sm__inst_executed.sum,1234,inst,,$' && ! grep -q prologue "$out/cuda-day.csv"
 report $? "... counters of the kernels that process elements are in the table"
 day 3
-[ $status = 0 ] && verdicts pass 'every number' 'more than 2^31 elements'
+[ $status = 0 ] && verdicts pass 'every number' 'more than 2^32 elements'
 report $? "part 3: its items pass"
 rows 9 '^3,every.*,4096,numbers,pass,$' && rows 2 '^3,more.*,elements,pass,$'
 report $? "... every number and large arrays are in the table"
+clocks='1755..1980 MHz; memory 2619 MHz; 61 C; held back: 0x1+0x4'
+rows 1 "^3,more.*,clocks,$clocks,,,$" && rows 1 "^3,every.*,clocks,$clocks,,,$"
+report $? "... beside the clocks of the GPU, and what held them back"
 day 0
 [ $status = 0 ] && verdicts pass build 'tests of 20 lists' 'copy and three modes' && ! rows 1 'GPT-2' &&
     rows 3 '^0,copy.* | large | share of copy,'
@@ -113,14 +116,14 @@ others_pass() { verdicts fail "$1" && shift && verdicts pass build "$@"; }
 broken numbers 'echo "not ok 1 - a number"' 'exit 1'
 day 3
 [ $status = 1 ] && grep -q '^FAILED: every number$' "$out/log" && grep -q 'not ok 1 - a number' "$out/log" &&
-    others_pass 'every number' 'more than 2^31 elements'
+    others_pass 'every number' 'more than 2^32 elements'
 report $? "an item that fails: the part fails and says what, the other items run"
 broken large 'exec sleep 1000'
 CUDA_DAY_LIMIT=4
 export CUDA_DAY_LIMIT
 day 3
 [ $status = 1 ] && grep -q '^fail more than.*cut off after 4 s' "$out/log" &&
-    others_pass 'more than 2^31 elements' 'every number'
+    others_pass 'more than 2^32 elements' 'every number'
 report $? "an item that hangs: it is cut off at its limit, the other items run"
 broken 10 'echo "========= COMPUTE-SANITIZER"' 'echo "ok 1"' 'exec sleep 1000'
 day 2
@@ -134,25 +137,34 @@ report $? "... and a failure if it found something before"
 unset CUDA_DAY_LIMIT
 broken large 'kill -SEGV $$'
 day 3
-[ $status = 1 ] && others_pass 'more than 2^31 elements' 'every number'
+[ $status = 1 ] && others_pass 'more than 2^32 elements' 'every number'
 report $? "an item that crashes is a failure"
 broken large 'echo "1..0 # SKIP no usable CUDA device (code 100)"' 'exit 77'
 day 3
-[ $status = 1 ] && others_pass 'more than 2^31 elements' 'every number'
+[ $status = 1 ] && others_pass 'more than 2^32 elements' 'every number'
 report $? "... and so is a GPU that cannot be used"
 broken large 'echo "ok 1 # SKIP too little memory"' 'echo 1..1' 'exit 0'
 day 3
 [ $status = 0 ] && grep -q '^pass more than.*(1 skipped)' "$out/log"
 report $? "an item that leaves a part out says so"
+broken large 'echo "a | large | share of copy,.5,1,miss" >>"$CUDA_ROWS"' 'echo "ok 1"' 'echo 1..1' 'exit 0'
+day 3
+[ $status = 0 ] && grep -q '^goals missed: 1 ' "$out/log" && rows 1 '^3,more.*,.5,1,miss,$'
+report $? "a goal that is missed is no failure, but said"
+rm "$out/cuda-day.csv"
+sed "s/[*]H100[*]/*H300*/; s|^cd .*|cd '$PWD'|" tests/gpu/cuda_day.sh >"$out/other.sh"
+OUT=$out sh "$out/other.sh" --rehearse --part 3 >"$out/log" 2>&1
+[ $? = 0 ] && ! grep -q '^goals missed' "$out/log" && rows 1 '^3,more.*,.5,1,,$'
+report $? "... and on another GPU than that of the goals it is not judged"
 broken large 'echo "1..0 # SKIP no reason"' 'exit 0'
 day 3
-[ $status = 1 ] && grep -q '^NOT RUN: more than 2^31 elements$' "$out/log" && verdicts pass 'every number'
+[ $status = 1 ] && grep -q '^NOT RUN: more than 2^32 elements$' "$out/log" && verdicts pass 'every number'
 report $? "an item that is left out fails the part"
 sed 's/^deadline=.*/deadline=$((started - 1)) build_limit=9/; s/^\[ -z "$rehearse" \] || deadline.*//' \
     tests/gpu/cuda_day.sh >"$out/late.sh"
 sed -i "s|^cd .*|cd '$PWD'|" "$out/late.sh"
 OUT=$out sh "$out/late.sh" --rehearse --part 3 >"$out/log" 2>&1
-[ $? = 1 ] && grep -q '^NOT RUN: more than 2^31 elements, every number$' "$out/log"
+[ $? = 1 ] && grep -q '^NOT RUN: more than 2^32 elements, every number$' "$out/log"
 report $? "a part whose time is over before its items fails"
 mkdir -p "$out/hangs"
 printf '#!/bin/sh\n[ "$1" = --version ] && exec nvcc "$@"\nexec sleep 1000\n' >"$out/hangs/slow"

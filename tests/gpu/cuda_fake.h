@@ -81,6 +81,9 @@ void ptx_unload(void);
 void ptx_fail_loads(int code);
 void ptx_fail_launch(int n);
 
+/* From now on, only the last n blocks of a launch run. */
+void ptx_last_blocks(uint32_t n);
+
 #define ACCESS_(bits)                                                    \
     static inline uint##bits##_t load##bits##_(const unsigned char *p) { \
         uint##bits##_t x;                                                \
