@@ -44,22 +44,23 @@ object() { # object NAME ARCHITECTURES
     report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
     cp $out/log $out/$name.ptxas
     # step_kernel_<weight, moment, rounding, how>: formats are 0 to 4 (fp32, bf16, fp16, 8 bits, bf16 and 8 bits), how
-    # is 0 (Adam), 1 (few), 2 (any) or 3 (mixed)
+    # is 0 (Adam), 1 (one), 2 (more), 3 (any) or 4 (mixed)
     awk '
         /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
         /bytes stack frame/ { stack = $1; spill = $5 }
         /Used [0-9]+ registers/ {
             for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
             seen++
-            usual = name ~ /step_kernel_.*ELi0EEv/
-            any = name ~ /step_kernel_.*ELi[23]EEv/
+            usual = name ~ /step_kernel_.*ELi[01]EEv/
+            any = name ~ /step_kernel_.*ELi[34]EEv/
             # of kernels that process elements, those of rare steps may spill a little, and that which measures
             # StableAdamW some values of a round
             most = any ? 160 : name ~ /measure_kernel/ ? 80 : 0
             if (name !~ /prologue|setting|factor/ && (stack > most || spill > most))
                 print arch, name, "stack", stack, "spills", spill
             limit = 128
-            if (usual) limit = name ~ /_ILi[0-2]ELi[34]E/ ? 108 : name ~ /_ILi2ELi0E/ ? 96 : 80
+            if (usual) limit = name ~ /_ILi2ELi0E/ ? 96 : 80
+            if (name ~ /step_kernel_ILi[01]ELi[34]E/) limit = name ~ /ELi0EEv/ ? 96 : 128
             if (registers > limit) print arch, name, "registers", registers
             if (name ~ /step_kernel_ILi1ELi1ELi2ELi0E/) hot++
         }
@@ -136,7 +137,7 @@ if [ -z "$clang" ]; then missing "no clang that compiles CUDA"; else
     done
 fi
 { # one kernel of each kind is enough for what only the front end sees
-    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(0, 2, -1, 2) X(1, 3, -1, 3)'
+    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(1, 3, 2, 2) X(0, 2, -1, 3) X(1, 3, -1, 4)'
     cat $out/plain.cu
 } >$out/few.cu
 # The strict lists of the host's compiler. nvcc's headers and what it makes of device functions warn, too: only what is
