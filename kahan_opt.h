@@ -416,7 +416,7 @@ KOPT_INLINE_ float kopt_as_f32_(uint32_t bits) {
    opaque is a constant, which leaves the loop: compilers vectorize loops over the conversions below. */
 KOPT_INLINE_ int kopt_is_nan_(uint32_t mag) {
     uint32_t infinity = 0x7F800000u;
-#if defined(__clang__) && !defined(__CUDA_ARCH__)
+#if defined(KOPT_GNU_) && defined(__clang__) && !defined(__CUDA_ARCH__)
     __asm__("" : "+r"(infinity));
 #endif
     return mag > infinity;
@@ -432,9 +432,9 @@ KOPT_INLINE_ float kopt_f32_from_bf16(kopt_bf16 x) { return kopt_as_f32_((uint32
 
 /* Rounds to nearest, ties to even. Overflow gives infinity. */
 KOPT_INLINE_ kopt_bf16 kopt_bf16_from_f32(float x) {
-    const uint32_t u = kopt_bits_(x), odd = (u >> 16) & 1u;
+    const uint32_t u = kopt_bits_(x);
     return (kopt_bf16)(kopt_is_nan_(u & 0x7FFFFFFFu) ? (u >> 16) | 0x0040u /* quiet NaN */
-                                                     : (u + 0x7FFFu + odd) >> 16);
+                                                     : kopt_shift_to_even_(u, 16));
 }
 
 /* Exact. fp16: s eeeee ffffffffff with exponent bias 15; fp32: s eeeeeeee ffffffffff fffffffffffff with bias 127. */
@@ -468,15 +468,14 @@ KOPT_INLINE_ uint32_t kopt_extended_bf16_(float x) {
 }
 
 KOPT_INLINE_ uint32_t kopt_extended_fp16_(float x) {
-    uint32_t u = kopt_bits_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, shift, digits;
+    uint32_t u = kopt_bits_(x), sign = u & 0x80000000u, mag = u & 0x7FFFFFFFu, digits;
     if (kopt_is_nan_(mag)) return 0x7E000000u;
     if (mag >= 0x47800000u) return sign | 0x7C000000u;
     if (mag >= 0x38800000u) return sign | ((mag - 0x38000000u) << 3);
     if (mag < 0x2B000000u) return sign;                                      /* below 2^-41: rounds to 0 * 2^-40 */
     digits = (mag & 0x007FFFFFu) | 0x00800000u;                              /* |x| = digits * 2^(exponent - 150) */
     if (mag >= 0x37000000u) return sign | (digits << ((mag >> 23) - 110));   /* from 2^-17 on: a multiple of 2^-40 */
-    shift = 110 - (mag >> 23);
-    return sign | ((digits + ((uint32_t)1 << (shift - 1)) - 1 + ((digits >> shift) & 1u)) >> shift);
+    return sign | kopt_shift_to_even_(digits, 110 - (mag >> 23));
 }
 
 /* Stochastic rounding: away from zero with a probability equal to the fraction of an ulp cut off, by the lower 16 bits
@@ -1923,9 +1922,9 @@ KOPT_ALWAYS_INLINE_ int kopt_is_square_(kopt_rule rule, int moment) {
 /* Has each block of values in this format a scale? */
 KOPT_ALWAYS_INLINE_ int kopt_has_scales_(kopt_format format) { return format == KOPT_Q8; }
 
-/* Do means of squares in this format hold their roots? */
-KOPT_ALWAYS_INLINE_ int kopt_holds_roots_(kopt_format format) {
-    return format == KOPT_FP16 || kopt_has_scales_(format);
+/* Does the array of a moment in this format hold the root of a mean of squares? */
+KOPT_ALWAYS_INLINE_ int kopt_holds_root_(kopt_format format, kopt_rule rule, int moment) {
+    return (format == KOPT_FP16 || kopt_has_scales_(format)) && kopt_is_square_(rule, moment);
 }
 
 KOPT_ALWAYS_INLINE_ size_t kopt_bytes_of_residual_(kopt_format format, kopt_rounding rounding) {
@@ -1979,19 +1978,6 @@ KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
 #error "kahan_opt.h needs a double of 64 bits (AVR: gcc -mdouble=64)"
 #endif
 
-/* The bits of x as a double, which is exact. */
-KOPT_INLINE_ uint64_t kopt_float_to_bits64_(float x) {
-    uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
-    const uint64_t sign = (uint64_t)(u >> 31) << 63;
-    if (exponent == 896 && fraction == 0) return sign;
-    if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) { /* subnormal as a float, normal as a double */
-        for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
-        fraction &= 0x007FFFFFu;
-    }
-    return sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29;
-}
-
 KOPT_INLINE_ uint64_t kopt_bits64_(double x) {
     uint64_t bits;
     memcpy(&bits, &x, 8);
@@ -2001,6 +1987,19 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
     double x;
     memcpy(&x, &bits, 8);
     return x;
+}
+
+/* Exact, in any floating-point environment. */
+KOPT_INLINE_ double kopt_to_double_(float x) {
+    uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
+    const uint64_t sign = (uint64_t)(u >> 31) << 63;
+    if (exponent == 896 && fraction == 0) return kopt_bits_to_f64_(sign);
+    if (exponent == 896 + 255) exponent = 2047;
+    if (exponent == 896) { /* subnormal as a float, normal as a double */
+        for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
+        fraction &= 0x007FFFFFu;
+    }
+    return kopt_bits_to_f64_(sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29);
 }
 
 #if defined(KOPT_X86_64_) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(KOPT_AARCH64_)
@@ -2077,6 +2076,7 @@ KOPT_INLINE_ float kopt_to_float_(double x) {
 #define KOPT_BELOW_1_ KOPT_DOUBLE_(0.99999999999999989, 0x3FEFFFFFu, 0xFFFFFFFFu)
 #define KOPT_0_999_ KOPT_DOUBLE_(0.999, 0x3FEFF7CEu, 0xD916872Bu)
 #define KOPT_3E38_ KOPT_DOUBLE_(3e38, 0x47EC363Cu, 0xBF21F28Au) /* finite as a float, too */
+#define KOPT_LARGEST64_ KOPT_DOUBLE_(1.7976931348623157e308, 0x7FEFFFFFu, 0xFFFFFFFFu)
 
 /* ---- comparisons and ranges of hyper-parameters ---- */
 
@@ -2089,16 +2089,12 @@ static KOPT_HOST_DEVICE_ int kopt_less64_(double a, double b) {
     return x < y;
 }
 
-/* Is x finite and in [low, high]? */
-static KOPT_HOST_DEVICE_ int kopt_within64_(double x, double low, double high) {
-    return (kopt_bits64_(x) >> 52 & 2047) != 2047 && !kopt_less64_(x, low) && !kopt_less64_(high, x);
-}
-
 KOPT_INLINE_ int kopt_is_zero_(double x) { return kopt_bits64_(x) << 1 == 0; }
 
 static double kopt_nan64_(void) { return kopt_bits_to_f64_((uint64_t)0x7FF8 << 48); }
 
-/* The same for 0 <= low, by bits: those of negative numbers and NaNs are above those of any finite bound. -0 is 0. */
+/* Is x in [low, high], with 0 <= low? By bits: those of negative numbers and NaNs are above those of any finite bound.
+   -0 is 0. */
 KOPT_INLINE_ int kopt_between_(double x, double low, double high) {
     uint64_t bits = kopt_bits64_(x);
     if (bits << 1 == 0) bits = 0;
@@ -2133,7 +2129,7 @@ KOPT_ALWAYS_INLINE_ float kopt_combine_gains_(float a, float b) { return kopt_su
 
 /* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step. */
 static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
-    float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = kopt_as_f32_(0);
+    float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = 0;
     *beta32 = kopt_to_float_(beta);
     *gain32 = gain;
     for (;; gain = kopt_combine_gains_(gain, gain)) {
@@ -2171,8 +2167,8 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
 #else
 /* kopt_beta_() of beta1 and beta2, side by side: neither waits for the other. */
 static void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correction1, float *correction2) {
-    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = kopt_as_f32_(0);
-    float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = r1;
+    float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = 0;
+    float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = 0;
     uint32_t step = s->step;
     s->beta1 = kopt_to_float_(opt->beta1);
     s->beta2 = kopt_to_float_(opt->beta2);
@@ -2372,11 +2368,6 @@ KOPT_INLINE_ size_t kopt_moment_bytes_(kopt_kind_ kind, int moment) {
     return kopt_bytes_of_(kopt_unbuffered_(kopt_moment_format_(kind, moment)));
 }
 
-/* Does the array (or fp32 buffer) of this moment hold the root of a mean of squares? */
-KOPT_INLINE_ int kopt_stores_root_(kopt_kind_ kind, int moment) {
-    return kopt_holds_roots_(kind.second) && kopt_is_square_(kind.rule, moment);
-}
-
 /* AMSGrad's maximum, which does not accumulate, is always rounded to nearest. */
 KOPT_INLINE_ kopt_rounding kopt_moment_rounding_(kopt_kind_ kind, int moment) {
     return moment == 2 && kind.rule == KOPT_RULE_ADAM ? KOPT_NEAREST : kind.moment_rounding;
@@ -2506,9 +2497,10 @@ static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 
 /* Scalar code, which vector code calls for short ranges and special values. */
 static void kopt_walk_scalar_(const kopt_job_ *j, size_t begin, size_t end);
+static void kopt_run_blocks_(const kopt_job_ *whole);
 static KOPT_UNUSED_ void kopt_step_elements_scalar_(const kopt_job_ *j, size_t i, size_t n, int stages, kopt_byte_ *x,
                                                     size_t pair);
-static void kopt_measure_from_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
+static void kopt_measure_scalar_(const kopt_job_ *j, size_t begin, kopt_byte_ *out);
 static void kopt_convert_general_scalar_(const kopt_conversion_ *c, size_t begin, size_t end);
 
 /* ---- FLOATING-POINT ENVIRONMENT ---------------------------------------------------------------------------------- */
@@ -2726,12 +2718,11 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ int kopt_moments_(const kopt_optimizer *op
 }
 
 /* KOPT_FEEDBACK needs a first moment that pays debts back without bias. Those of fp16 can be too large for it. */
-static int kopt_feedback_fits_(kopt_rounding rounding, kopt_rule rule, int moment_count, kopt_format first,
-                               kopt_rounding moment_rounding, double decay) {
+static int kopt_feedback_fits_(kopt_rule rule, int moment_count, kopt_format first, kopt_rounding moment_rounding,
+                               double decay) {
     const unsigned rules = 1u << KOPT_RULE_SGD | 1u << KOPT_RULE_ADAM | 1u << KOPT_RULE_RADAM | 1u << KOPT_RULE_ADAN;
-    return rounding != KOPT_FEEDBACK ||
-           ((rules >> rule & 1u) != 0 && moment_count > 0 && kopt_between_(decay, 0, KOPT_0_999_) &&
-            !kopt_is_zero_(decay) && first != KOPT_FP16 && (first == KOPT_F32 || moment_rounding == KOPT_STOCHASTIC));
+    return (rules >> rule & 1u) != 0 && moment_count > 0 && kopt_between_(decay, 0, KOPT_0_999_) &&
+           !kopt_is_zero_(decay) && first != KOPT_FP16 && (first == KOPT_F32 || moment_rounding == KOPT_STOCHASTIC);
 }
 
 /* Refuses what does not hold, with words for a human. What uses it is inlined, so that a program without
@@ -2794,8 +2785,9 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *
     MUST_(opt->rule != KOPT_RULE_LION || KOPT_HAS_VMATH_ || kopt_is_zero_(opt->sharpness), OPTION,
           "sharpness: smooth Lion needs KAHAN_OPT_VMATH");
     MUST_(opt->rule != KOPT_RULE_LION || kopt_between_(opt->sharpness, 0, largest), RANGE, "sharpness: finite, >= 0");
-    MUST_(kopt_feedback_fits_(opt->rounding, opt->rule, kopt_moments_(opt), opt->first_moment_format,
-                              opt->moment_rounding, opt->rule == KOPT_RULE_SGD ? opt->momentum : opt->beta1),
+    MUST_(opt->rounding != KOPT_FEEDBACK ||
+              kopt_feedback_fits_(opt->rule, kopt_moments_(opt), opt->first_moment_format, opt->moment_rounding,
+                                  opt->rule == KOPT_RULE_SGD ? opt->momentum : opt->beta1),
           OPTION,
           "rounding: KOPT_FEEDBACK is for Adam, RAdam, Adan and SGD with momentum; beta1 or momentum above 0 "
           "and at most 0.999; first moments in fp32, or with moment_rounding KOPT_STOCHASTIC in bf16 or 8 bits");
@@ -2940,36 +2932,26 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay);
 }
 
-/* The next step of valid options: kopt_step_begin() without counting it. */
-static int kopt_next_step_(const kopt_optimizer *opt, kopt_begun_ *s) {
+/* The next step of valid options, which its caller counts: opt->step = s->step. */
+static kopt_result kopt_next_step_(kopt_begun_ *s, const kopt_optimizer *opt) {
     kopt_environment_ environment;
     int finite;
+    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
     kopt_copy_options_(opt, s);
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, s);
     kopt_leave_(&environment);
-    return finite;
-}
-
-/* Begins a step. *s and *opt stay unchanged if that fails. */
-static kopt_result kopt_begin_(kopt_begun_ *s, kopt_optimizer *opt) {
-    const kopt_result result = kopt_check_options_(opt);
-    kopt_begun_ next;
-    if (result != KOPT_OK) return result;
-    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    if (!kopt_next_step_(opt, &next)) return KOPT_ERROR_RANGE;
-    *s = next;
-    opt->step = next.step;
-    return KOPT_OK;
+    return finite ? KOPT_OK : KOPT_ERROR_RANGE;
 }
 
 KOPT_API_ kopt_result kopt_step_begin(kopt_step *step, kopt_optimizer *opt) {
     kopt_begun_ s;
-    kopt_result result;
-    if (step == NULL) return KOPT_ERROR_NULL;
-    result = kopt_begin_(&s, opt);
-    if (result == KOPT_OK) memcpy(step, &s, sizeof s);
-    return result;
+    kopt_result result = step == NULL ? KOPT_ERROR_NULL : kopt_check_options_(opt);
+    if (result == KOPT_OK) result = kopt_next_step_(&s, opt);
+    if (result != KOPT_OK) return result;
+    memcpy(step, &s, sizeof s);
+    opt->step = s.step;
+    return KOPT_OK;
 }
 
 /* ---- A STEP ON TENSORS ------------------------------------------------------------------------------------------- */
@@ -3081,9 +3063,7 @@ static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
 
 /* Store and load a hyper-parameter as fp32. */
 static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_to_float_(x)), 4); }
-static double kopt_load_number_(const kopt_byte_ *p) {
-    return kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(kopt_load_le32_(p))));
-}
+static double kopt_load_number_(const kopt_byte_ *p) { return kopt_to_double_(kopt_as_f32_(kopt_load_le32_(p))); }
 
 /* Computes bytes 7 and 9 of the header. */
 static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt,
@@ -3199,11 +3179,6 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_block_(const kopt_tensor *t, co
     return KOPT_OK;
 }
 
-static kopt_result kopt_check_block_(const kopt_tensor *t, const kopt_layout_ *l) {
-    const char *words;
-    return kopt_judge_block_(t, l, &words);
-}
-
 /* ---- checks of memory ---- */
 
 /* Do two arrays overlap? Sizes in bytes. A NULL pointer or an empty array overlaps nothing. */
@@ -3302,24 +3277,34 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_tensor_(const kopt_tensor *t, c
 
 #undef MUST_
 
-static kopt_result kopt_check_tensor_(const kopt_tensor *t) {
+/* What is checked of a tensor: its fields; also its memory without the gradient; also the state; also the gradient. */
+typedef enum kopt_checks_ { KOPT_CHECK_FIELDS_, KOPT_CHECK_MEMORY_, KOPT_CHECK_STATE_, KOPT_CHECK_STEP_ } kopt_checks_;
+
+/* Checks a tensor under the options of s, and computes the layout of its state. */
+static kopt_result kopt_check_tensor_(kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t,
+                                      kopt_checks_ checks) {
     const char *words;
-    return kopt_judge_tensor_(t, &words);
+    kopt_result result = kopt_judge_tensor_(t, &words); /* refuses NULL */
+    if (result != KOPT_OK) return result;
+    kopt_layout_of_step_(layout, s, t->weight_format, t->n);
+    if (checks >= KOPT_CHECK_STATE_) result = kopt_judge_block_(t, layout, &words);
+    if (result != KOPT_OK || checks == KOPT_CHECK_FIELDS_) return result;
+    return kopt_check_memory_(t, layout, checks == KOPT_CHECK_STEP_);
 }
 
-/* Checks that opt, t and its state block belong together, and computes the layout. */
-static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t) {
-    kopt_result result = kopt_check_options_(opt);
-    if (result == KOPT_OK) result = kopt_check_tensor_(t);
+/* The same under an optimizer, which is checked, too. */
+static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
+                                     kopt_checks_ checks) {
+    const kopt_result result = kopt_check_options_(opt);
+    kopt_begun_ s;
     if (result != KOPT_OK) return result;
-    *layout = kopt_layout_for_(opt, t);
-    result = kopt_check_block_(t, layout);
-    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 0);
+    kopt_copy_options_(opt, &s);
+    return kopt_check_tensor_(layout, &s, t, checks);
 }
 
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t) {
-    if (kopt_check_options_(opt) != KOPT_OK || kopt_check_tensor_(t) != KOPT_OK) return 0;
-    return kopt_layout_for_(opt, t).total;
+    kopt_layout_ l;
+    return kopt_check_state_(&l, opt, t, KOPT_CHECK_FIELDS_) == KOPT_OK ? l.total : 0;
 }
 
 /* ---- checks of a step ---- */
@@ -3335,23 +3320,14 @@ static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
                    (unsigned)s->first_moment_format <= (unsigned)KOPT_Q8 &&
                    (unsigned)s->second_moment_format <= (unsigned)KOPT_Q8 &&
                    (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
-                   kopt_feedback_fits_(s->rounding, s->rule, s->moment_count, s->first_moment_format,
-                                       s->moment_rounding, KOPT_0_999_) &&
+                   (s->rounding != KOPT_FEEDBACK ||
+                    kopt_feedback_fits_(s->rule, s->moment_count, s->first_moment_format, s->moment_rounding,
+                                        KOPT_0_999_)) &&
                    ((unsigned)s->moment_rounding | (unsigned)s->residual_rounding) <= 1u &&
                    (!s->stable || s->rule == KOPT_RULE_ADAM) && (!s->sync || s->rule == KOPT_RULE_RANGER) &&
                    (!s->unrectified || s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER)
                ? KOPT_OK
                : KOPT_ERROR_STEP;
-}
-
-/* Checks a tensor of a step, and computes the layout of the state block. */
-static KOPT_UNUSED_ kopt_result kopt_check_step_tensor_(kopt_layout_ *layout, const kopt_begun_ *s,
-                                                        const kopt_tensor *t) {
-    kopt_result result = kopt_check_tensor_(t); /* refuses NULL */
-    if (result != KOPT_OK) return result;
-    kopt_layout_of_step_(layout, s, t->weight_format, t->n);
-    result = kopt_check_block_(t, layout);
-    return result != KOPT_OK ? result : kopt_check_memory_(t, layout, 1);
 }
 
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
@@ -3392,9 +3368,10 @@ static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_ten
     return KOPT_OK;
 }
 
-/* Checks all tensors of a list. *last: the layout of the last one, which most often is the only one. */
-static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count,
-                                    kopt_layout_ *last) {
+/* Checks all tensors of a list. *last: the layout of the last one, which most often is the only one. Not inlined: its
+   callers, which run the step, need no room for the lists of memory. */
+static KOPT_NOINLINE_ kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count,
+                                                   kopt_layout_ *last) {
     kopt_neighbours_ list;
     size_t i;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
@@ -3402,7 +3379,7 @@ static kopt_result kopt_check_list_(const kopt_begun_ *s, const kopt_tensor *ten
     list.previous_end = NULL;
     list.current = 0;
     for (i = 0; i < count; i++) {
-        kopt_result result = kopt_check_step_tensor_(last, s, &tensors[i]);
+        kopt_result result = kopt_check_tensor_(last, s, &tensors[i], KOPT_CHECK_STEP_);
         if (result == KOPT_OK && count > 1) /* one tensor has no neighbours */
             result = kopt_check_neighbours_(&list, &tensors[i], last, s->zero_grad);
         if (result != KOPT_OK) return result;
@@ -3473,10 +3450,8 @@ static KOPT_UNUSED_ void kopt_make_job_(kopt_job_ *job, const kopt_layout_ *l, c
 
 /* ---- running a step ---- */
 
-/* What the kernels do, below: the step of a job (DISPATCH), the same of 8-bit moments in scalar code, and the sum of
-   StableAdamW (PUBLIC FUNCTIONS). */
+/* What the kernels do, below: the step of a job (DISPATCH), and the sum of StableAdamW (PUBLIC FUNCTIONS). */
 static void kopt_step_job_(const kopt_job_ *job);
-static void kopt_run_blocks_(const kopt_job_ *whole);
 static void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t, size_t begin,
                           size_t end, kopt_norm *norm);
 static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n);
@@ -3524,10 +3499,7 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_te
         job.rate = kopt_mul_(job.rate, scale);
         job.weight_decay = kopt_mul_(job.weight_decay, scale);
     }
-    if (kopt_has_blocks_(s) && kopt_isa_current() == KOPT_ISA_SCALAR)
-        kopt_run_blocks_(&job);
-    else
-        kopt_step_job_(&job);
+    kopt_step_job_(&job);
     kopt_leave_(&environment);
 }
 
@@ -3546,14 +3518,13 @@ static void kopt_run_list_(const kopt_begun_ *s, const kopt_tensor *tensors, siz
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     kopt_begun_ s;
     kopt_layout_ last;
-    kopt_result result = kopt_begin_(&s, opt);
+    kopt_result result = kopt_check_options_(opt);
+    if (result == KOPT_OK) result = kopt_next_step_(&s, opt);
+    if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count, &last);
     if (result != KOPT_OK) return result;
-    result = kopt_check_list_(&s, tensors, count, &last);
-    if (result == KOPT_OK)
-        kopt_run_list_(&s, tensors, count, &last);
-    else
-        opt->step--;
-    return result;
+    opt->step = s.step;
+    kopt_run_list_(&s, tensors, count, &last);
+    return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_step_run(const kopt_step *step, const kopt_tensor *tensors, size_t count) {
@@ -3819,7 +3790,6 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 #define and_ K_(iand)
 #define or_ K_(ior)
 #define xor_ K_(ixor)
-#define add16_ K_(add16)
 #define igt_ K_(igt)
 #define ieq_ K_(ieq)
 #define any_true_ K_(any_true)
@@ -3827,16 +3797,11 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 #define select_or_zero_ K_(select_or_zero)
 #define load32_ K_(load32)
 #define load16_ K_(load16)
-#define load8_ K_(load8)
 #define store32_ K_(store32)
 #define store16_ K_(store16)
 #define widen_fp16_ K_(widen_fp16)
 #define narrow_fp16_ K_(narrow_fp16)
-#define unpack_low16_ K_(unpack_low16)
-#define pack_high16_ K_(pack_high16)
 #define imax_ K_(imax)
-#define store8_from16_ K_(store8_from16)
-#define flush16_ K_(flush16)
 
 /* ---- scalar: one lane, the reference for all others ---- */
 
@@ -3859,12 +3824,10 @@ FN_ vu32_ as_u32_(vf32_ a) { return kopt_as_u32_(a); }
 FN_ vf32_ as_f32_(vu32_ a) { return kopt_as_f32_(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return (float)(int32_t)a; }
 FN_ vu32_ K_(round_u32)(vf32_ a) { /* 0 <= a < 2^31 */
-    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, significand = (u & 0x007FFFFFu) | 0x00800000u,
-             shift = 150 - exponent;
+    uint32_t u = kopt_as_u32_(a), exponent = u >> 23, significand = (u & 0x007FFFFFu) | 0x00800000u;
     if (exponent < 126) return 0; /* a < 1/2 */
     if (exponent >= 150) return significand << (exponent - 150);
-    /* a = significand / 2^shift: add just less than a half, or a half if the integer below is odd */
-    return (significand + ((uint32_t)1 << (shift - 1)) - 1 + ((significand >> shift) & 1u)) >> shift;
+    return kopt_shift_to_even_(significand, 150 - exponent);
 }
 FN_ vu32_ isplat_(uint32_t a) { return a; }
 FN_ vu32_ isplat_hoisted_(uint32_t a) { return a; }
@@ -3881,7 +3844,7 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)*p ^ 0x80u) - 0x80u; } /* sign-extends */
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return ((uint32_t)*p ^ 0x80u) - 0x80u; } /* sign-extends */
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
@@ -4008,7 +3971,7 @@ FN_ vu32_ or_(vu32_ a, vu32_ b) { return SI_(or_si)(a, b); }
 FN_ vu32_ xor_(vu32_ a, vu32_ b) { return SI_(xor_si)(a, b); }
 #define shl_(a, n) MM_(slli_epi32)(a, n)
 #define shr_(a, n) MM_(srli_epi32)(a, n)
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
+FN_ vu32_ K_(add16)(vu32_ a, vu32_ b) { return MM_(add_epi16)(a, b); }
 FN_ vu32_ K_(mul16)(vu32_ a, vu32_ b) { return MM_(mullo_epi16)(a, b); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return MM_(min_epi16)(a, b); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return MM_(max_epi16)(a, b); }
@@ -4033,7 +3996,7 @@ FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return MM_(cmpeq_epi32)(a, b); }
 FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return or_(a, b); }
 FN_ int any_true_(vmask_ a) { return MM_(movemask_epi8)(a) != 0; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return and_(m, a); }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
+FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) { /* ~((a & exponent) == 0) & a */
     return SI_(andnot_si)(MM_(cmpeq_epi16)(and_(a, exponent), isplat_(0)), a);
 }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return MM_(movemask_epi8)(MM_(cmpgt_epi16)(a, limit)) != 0; }
@@ -4051,21 +4014,21 @@ FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 FN_ vf32_ splat_(float x) { return as_f32_(isplat_(kopt_as_u32_(x))); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
 FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return _mm_unpacklo_epi16(a, isplat_(0)); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return _mm_unpackhi_epi16(a, isplat_(0)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm_unpacklo_epi16(isplat_(0), a)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm_unpackhi_epi16(isplat_(0), a)); }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
+FN_ vu32_ load16_(const kopt_byte_ *p) { return K_(unpack_low16)(K_(load64)(p)); }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     vu32_ a = isplat_(kopt_load32_(p));
     a = _mm_unpacklo_epi8(a, a);
     return _mm_srai_epi32(_mm_unpacklo_epi16(a, a), 24);
 }
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return _mm_unpacklo_epi8(K_(load64)(p), isplat_(0)); }
 /* Arithmetic shifts, so that packs does not saturate. */
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, pack_high16_(shl_(a, 16), a)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
+FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, K_(pack_high16)(shl_(a, 16), a)); }
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store64)(p, _mm_packus_epi16(a, a));
 }
@@ -4089,16 +4052,16 @@ FN_ __m128i K_(low_part)(vu32_ a) { return _mm256_castsi256_si128(a); }
 FN_ __m128i K_(high_part)(vu32_ a) { return _mm256_extracti128_si256(a, 1); }
 FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low_part)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store_part)(p, K_(low_part)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
 FN_ __m128i K_(part_fp16)(vf32_ a) { return _mm256_cvtps_ph(a, 0); } /* 0: to nearest even */
 FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return QUARTERS_(_mm256_packus_epi32(shr_(a, 16), shr_(b, 16)), 0xD8); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return _mm256_blend_epi16(shr_(even, 16), odd, 0xAA); }
 FN_ vu32_ K_(largest_part)(vu32_ a) { return imax_(a, _mm256_permute2x128_si256(a, a, 1)); }
 FN_ void K_(deinterleave)(vf32_ a, vf32_ b, vf32_ *even, vf32_ *odd) {
@@ -4117,7 +4080,7 @@ FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
 FN_ __m256i K_(high_part)(vu32_ a) { return _mm512_extracti64x4_epi64(a, 1); }
 FN_ __m256i K_(narrow16)(vu32_ a) { return _mm512_cvtepi32_epi16(a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
 FN_ __m256i K_(part_fp16)(vf32_ a) { return _mm512_maskz_cvtps_ph(0xFFFFu, a, 0); } /* 0: to nearest even */
 FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
@@ -4131,7 +4094,9 @@ FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) {
     OPAQUE_(r);
     return r;
 }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a); }
+FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) {
+    return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
+}
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
     uint32_t above = _mm512_cmpgt_epi16_mask(a, limit);
 #ifdef KOPT_GNU_
@@ -4139,13 +4104,13 @@ FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) {
 #endif
     return above != 0;
 }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 /* 0, 1 .. 15, in words or in the upper halves: indices of the permutations */
 FN_ vu32_ K_(iota)(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 FN_ vf32_ K_(bf16)(vu32_ a, vu32_ halves) { return as_f32_(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, halves, a)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return K_(bf16)(a, shl_(K_(iota)(), 16)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return K_(bf16)(a, or_(shl_(K_(iota)(), 16), isplat_(0x100000))); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { /* halves 1, 3 .. 31 of a, then those of b, which are 33, 35 .. 63 */
     const vu32_ odd = or_(K_(mul16)(K_(iota)(), isplat_(4)), isplat_(0x00030001));
     return _mm512_permutex2var_epi16(a, or_(odd, shl_(odd, 16)), b);
 }
@@ -4174,7 +4139,7 @@ FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return MM_(cvtepu8_epi16)(K_(loa
 FN_ void K_(nt_store32)(kopt_byte_ *p, vu32_ a) { SI_(stream_si)((vu32_ *)p, a); }
 FN_ void K_(nt_store16)(kopt_byte_ *p, vu32_ a) { PART_(stream_si)((K_(part) *)p, K_(narrow16)(a)); }
 FN_ void K_(nt_fence)(void) { _mm_sfence(); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return MM_(cvtepu16_epi32)(K_(low_part)(a)); }
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return MM_(cvtepu16_epi32)(K_(low_part)(a)); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return MM_(cvtepu16_epi32)(K_(high_part)(a)); }
 FN_ vf32_ widen_fp16_(vu32_ a) { return MM_(cvtph_ps)(K_(narrow16)(a)); }
 FN_ vu32_ narrow_fp16_(vf32_ a) { return MM_(cvtepu16_epi32)(K_(part_fp16)(a)); }
@@ -4262,7 +4227,7 @@ FN_ vu32_ K_(block_of_lane)(void) {
     return r;
 }
 FN_ vf32_ as_f32_(vu32_ a) { return (vf32_)a; }
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
+FN_ vu32_ K_(add16)(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) + AS_(u16, b)); }
 FN_ vu32_ K_(mul16)(vu32_ a, vu32_ b) { return WORDS_(AS_(u16, a) * AS_(u16, b)); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return WORDS_(AS_(i32, a) > AS_(i32, b)); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return WORDS_(a == b); }
@@ -4302,23 +4267,23 @@ FN_ int any_true_(vmask_ a) { return vmaxvq_u32(a) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return vbslq_u32(m, yes, no); }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return WORDS_(vld1q_u8(p)); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return vmovl_u16((uint16x4_t)vld1_u8(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) {
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) {
     const int8x8_t a = (int8x8_t)vdup_n_u32(kopt_load32_(p));
     return WORDS_(vmovl_s16(vget_low_s16(vmovl_s8(a))));
 }
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return WORDS_(vmovl_u8(vld1_u8(p))); }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, (uint8x16_t)a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return select_(isplat_(0xFFFF0000u), odd, even >> 16); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) { return WORDS_(vuzp2q_u16(AS_(u16, a), AS_(u16, b))); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return vmovl_u16(vget_low_u16(AS_(u16, a))); }
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return WORDS_(vuzp2q_u16(AS_(u16, a), AS_(u16, b))); }
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return vmovl_u16(vget_low_u16(AS_(u16, a))); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(AS_(u16, a)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return (vf32_)vzip1q_u16(vdupq_n_u16(0), AS_(u16, a)); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return (vf32_)vzip2q_u16(vdupq_n_u16(0), AS_(u16, a)); }
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & WORDS_(vtstq_u16(AS_(u16, a), AS_(u16, exponent))); }
+FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) { return a & WORDS_(vtstq_u16(AS_(u16, a), AS_(u16, exponent))); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return WORDS_(vminq_s16(AS_(i16, a), AS_(i16, b))); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return WORDS_(vmaxq_s16(AS_(i16, a), AS_(i16, b))); }
 FN_ int K_(any_gt16)(vu32_ a, vu32_ limit) { return vmaxvq_s16(AS_(i16, a)) > vgetq_lane_s16(AS_(i16, limit), 0); }
@@ -4362,19 +4327,21 @@ FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
 }
 FN_ int any_true_(vmask_ a) { return __builtin_wasm_any_true_v128(AS_(i8, a)) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return (m & yes) | (~m & no); }
-FN_ vu32_ unpack_low16_(vu32_ a) { return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8)); }
+FN_ vu32_ K_(unpack_low16)(vu32_ a) {
+    return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 0, 8, 1, 8, 2, 8, 3, 8));
+}
 FN_ vu32_ K_(unpack_high16)(vu32_ a) {
     return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, isplat_(0)), 4, 8, 5, 8, 6, 8, 7, 8));
 }
-FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(unpack_low16_(a) << 16); }
+FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(K_(unpack_low16)(a) << 16); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(K_(unpack_high16)(a) << 16); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) {
     const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
     return WORDS_(a);
 }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
-FN_ vu32_ load16_(const kopt_byte_ *p) { return unpack_low16_(K_(load64)(p)); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
+FN_ vu32_ load16_(const kopt_byte_ *p) { return K_(unpack_low16)(K_(load64)(p)); }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
     const K_(i8) a = AS_(i8, isplat_(kopt_load32_(p)));
     return WORDS_(AS_(i32, SHUFFLE_(a, a, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)) >> 24);
 }
@@ -4387,18 +4354,18 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) {
     const K_(u16) x = AS_(u16, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 0, 2, 4, 6);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
-FN_ void store8_from16_(kopt_byte_ *p, vu32_ a) {
+FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     const K_(i8) x = AS_(i8, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 0, 4, 1, 5); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 2, 6, 3, 7); }
 FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
-FN_ vu32_ pack_high16_(vu32_ a, vu32_ b) {
+FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) {
     return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
 }
 #undef SHUFFLE_
-FN_ vu32_ flush16_(vu32_ a, vu32_ exponent) { return a & ~WORDS_(AS_(i16, a & exponent) == 0); }
+FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) { return a & ~WORDS_(AS_(i16, a & exponent) == 0); }
 FN_ vu32_ K_(gt16)(vu32_ a, vu32_ b) { return WORDS_(AS_(i16, a) > AS_(i16, b)); }
 FN_ vu32_ K_(min16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), b, a); }
 FN_ vu32_ K_(max16)(vu32_ a, vu32_ b) { return select_(K_(gt16)(a, b), a, b); }
@@ -4556,7 +4523,7 @@ FN_ size_t K_(lanes_left)(size_t n, size_t i) { return n - i < LANES_ ? n - i : 
 FN_ vu32_ K_(load_n)(const kopt_byte_ *p, size_t size, size_t n) {
     kopt_byte_ part[4 * LANES_];
     if (LANES_ > 1 && n < LANES_) p = kopt_copy_padded_(part, sizeof part, p, n * size);
-    return size == 4 ? load32_(p) : size == 2 ? load16_(p) : load8_(p);
+    return size == 4 ? load32_(p) : size == 2 ? load16_(p) : K_(load8)(p);
 }
 
 /* Stores the low `size` bytes of the first n lanes, and writes nothing past them. Vectors: size is 4 or 2. */
@@ -4665,8 +4632,8 @@ FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *word
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
         const vu32_ own = load32_((const kopt_byte_ *)(words + i)), other = or_(shl_(own, 16), shr_(own, 16));
-        const vu32_ stride = add16_(other, other);
-        store32_((kopt_byte_ *)(lower + i), add16_(own, K_(mul16)(stride, multiplier)));
+        const vu32_ stride = K_(add16)(other, other);
+        store32_((kopt_byte_ *)(lower + i), K_(add16)(own, K_(mul16)(stride, multiplier)));
         store32_((kopt_byte_ *)(upper + i), stride);
     }
 }
@@ -4859,12 +4826,6 @@ FN_ vu32_ K_(round16)(vf32_ x, kopt_format format, kopt_rounding how, vu32_ r, c
     return iadd_(iadd_(u, c->bias), and_(shr_(u, 16), c->one));
 }
 #else
-/* The visible weight of KAHAN: split() of section 3, in the lower half. bf16 ties go away from zero. */
-FN_ vu32_ K_(round_kahan16)(vf32_ x, kopt_format format) {
-    if (format == KOPT_FP16) return K_(round_nearest16)(x, format);
-    return (K_(extended)(x, format, NULL) + 0x8000u) >> 16;
-}
-
 /* Any value; the upper 16 bits of r do not matter. */
 FN_ vu32_ K_(round_stochastic)(vf32_ x, kopt_format format, vu32_ r, const constants_ *c) {
     const vu32_ u = K_(extended)(x, format, c);
@@ -5623,7 +5584,7 @@ typedef struct element_ {
 
 FN_ vf32_ K_(load_moment)(kopt_kind_ kind, const element_ *e, int moment) {
     const vf32_ x = K_(widen)(e->moment[moment], kopt_unbuffered_(kopt_moment_format_(kind, moment)));
-    return kopt_stores_root_(kind, moment) ? mul_(x, x) : x;
+    return kopt_holds_root_(kind.second, kind.rule, moment) ? mul_(x, x) : x;
 }
 
 /* The ratio of StableAdamW for an element as stored. */
@@ -5653,7 +5614,9 @@ FN_ vu32_ K_(split_weight)(kopt_rounding rounding, kopt_format format, vu32_ bit
         *residual = rounding == KOPT_COMPACT ? u >> 8 & 0xFFu : u & 0xFFFFu;
         u = (u + 0x8000u) >> 16;
     } else {
-        u = rounding == KOPT_KAHAN ? K_(round_kahan16)(x, format) : K_(round_nearest16)(x, format);
+        u = K_(round_nearest16)(x, format);
+        if (rounding == KOPT_KAHAN && format == KOPT_BF16) /* split() of section 3: ties go away from zero */
+            u = (K_(extended)(x, format, NULL) + 0x8000u) >> 16;
         if (rounding == KOPT_KAHAN)
             *residual = K_(round_nearest16)(
                 mul_(sub_(x, K_(widen)(u, format)), splat_(format == KOPT_FP16 ? 2048.0f : 1.0f)), format);
@@ -5665,7 +5628,7 @@ FN_ vu32_ K_(split_weight)(kopt_rounding rounding, kopt_format format, vu32_ bit
 /* A new moment as stored, in the low bits; for an fp32 buffer unrounded, a mean of squares as root. r: random bits. */
 NOINLINE_FN_ vu32_ K_(encode_moment)(kopt_kind_ kind, int moment, vf32_ x, vf32_ root, vu32_ r) {
     const kopt_format format = kopt_moment_format_(kind, moment);
-    const int rooted = kopt_stores_root_(kind, moment);
+    const int rooted = kopt_holds_root_(kind.second, kind.rule, moment);
     const constants_ c = K_(make_constants)();
     if (kopt_has_scales_(format)) return as_u32_(rooted ? root : x);
     if (format == KOPT_F32) return K_(flush_f32)(x);
@@ -5806,7 +5769,12 @@ NOINLINE_FN_ void K_(walk)(const kopt_job_ *j, size_t begin, size_t end) {
     kopt_step_elements_scalar_(j, begin, end - begin, KOPT_ALL_STAGES_, NULL, 0);
 }
 
-NOINLINE_FN_ void K_(step)(const kopt_job_ *j) { K_(walk)(j, j->begin, j->end); }
+NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
+    if (kopt_has_blocks_(j->step))
+        kopt_run_blocks_(j);
+    else
+        K_(walk)(j, j->begin, j->end);
+}
 #endif
 
 #else /* vectors */
@@ -5829,7 +5797,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) { K_(walk)(j, j->begin, j->end); 
 /* The 16-bit numbers of the first or the second vector of a pair, zero-extended. */
 FN_ vu32_ K_(random_half)(vu32_ both, int second, int order, const constants_ *c) {
     if (order == EVEN_ODD_) return second ? shr_(both, 16) : and_(both, c->lower);
-    return second ? K_(unpack_high16)(both) : unpack_low16_(both);
+    return second ? K_(unpack_high16)(both) : K_(unpack_low16)(both);
 }
 
 /* One vector of a pair: its new moments, unrounded and rounded. */
@@ -5857,8 +5825,8 @@ FN_ vf32_ K_(direction_half)(kopt_kind_ kind, const scalars_ *k, const constants
     EACH_MOMENT_ {
         const kopt_format format = kopt_moment_format_(kind, m);
         const vf32_ moment = h->moments.x[m], root = h->moments.root[m];
-        const int rooted = kopt_stores_root_(kind, m);
-        number = add16_(number, stride);
+        const int rooted = kopt_holds_root_(kind.second, kind.rule, m);
+        number = K_(add16)(number, stride);
         if (kopt_unbuffered_(format) == KOPT_F32) continue;
         h->u[m] = K_(round_moment)(moment, format, rooted, root, kopt_moment_rounding_(kind, m),
                                    K_(random_half)(number, second, order, c), c);
@@ -5948,7 +5916,7 @@ FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int order) {
     if (order != 0) return K_(interleave_high16)(a, b);
 #endif
     (void)order;
-    return pack_high16_(a, b);
+    return K_(pack_high16)(a, b);
 }
 
 /* Loads a pair of weights as decay reads them, and KAHAN's compensations, else 0. largest: see from_extended. */
@@ -5971,8 +5939,8 @@ FN_ pair_ K_(load_weight_pair)(const kopt_job_ *j, kopt_kind_ kind, size_t i, in
         } else {
             a = load16_(weight);
             b = load16_(weight + 2 * LANES_);
-            residual_a = exact ? load16_(residual) : load8_(residual);
-            residual_b = exact ? load16_(residual + 2 * LANES_) : load8_(residual + LANES_);
+            residual_a = exact ? load16_(residual) : K_(load8)(residual);
+            residual_b = exact ? load16_(residual + 2 * LANES_) : K_(load8)(residual + LANES_);
         }
         w.a = K_(full_weight)(rounding, kind.weight, a, residual_a, largest);
         w.b = K_(full_weight)(rounding, kind.weight, b, residual_b, largest);
@@ -6013,16 +5981,16 @@ FN_ int K_(commit_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k, 
                    &residual_b, &largest);
     stored = K_(pack_pair)(a, b, order);
     residual = K_(pack_pair)(residual_a, residual_b, order);
-    if (bf16 && !bits) stored = flush16_(stored, c->exponent);
+    if (bf16 && !bits) stored = K_(flush16)(stored, c->exponent);
     if (bf16 ? !bits : kahan) {
         if (K_(any_gt16)(and_(stored, c->magnitude), bf16 ? c->bf16_limit : isplat_(0x7BFF7BFFu))) return 0;
     } else {
         if (any_true_(igt_(largest, bf16 ? isplat_(0x7F7EFFFFu) : c->fp16_limit))) return 0;
     }
     store32_(j->weight + 2 * i, stored);
-    if (kahan && bf16) residual = flush16_(residual, c->exponent);
+    if (kahan && bf16) residual = K_(flush16)(residual, c->exponent);
     if (kind.rounding == KOPT_COMPACT)
-        store8_from16_(j->residual + i, residual);
+        K_(store8_from16)(j->residual + i, residual);
     else if (kahan || bits)
         store32_(j->residual + 2 * i, residual);
     return 1;
@@ -6042,7 +6010,7 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
         if (kopt_unbuffered_(format) == KOPT_F32) continue;
         joint[m] = K_(pack_pair)(a->u[m], b->u[m], order);
         if (format == KOPT_BF16) {
-            joint[m] = flush16_(joint[m], c->exponent);
+            joint[m] = K_(flush16)(joint[m], c->exponent);
             largest16 = m == 0 ? and_(joint[m], c->magnitude) : K_(max16)(largest16, and_(joint[m], c->magnitude));
         }
     }
@@ -6050,7 +6018,7 @@ FN_ int K_(store_moment_pair)(const kopt_job_ *j, kopt_kind_ kind, const constan
     if (fp16 && any_true_(igt_(imax_(a->largest, b->largest), c->fp16_limit))) return 0;
     EACH_MOMENT_ {
         const kopt_format format = kopt_moment_format_(kind, m);
-        const int rooted = kopt_stores_root_(kind, m), q8 = kopt_has_scales_(format);
+        const int rooted = kopt_holds_root_(kind.second, kind.rule, m), q8 = kopt_has_scales_(format);
         const vf32_ x = rooted ? a->moments.root[m] : a->moments.x[m];
         const vf32_ y = rooted ? b->moments.root[m] : b->moments.x[m];
         if (kopt_unbuffered_(format) != KOPT_F32) {
@@ -6085,7 +6053,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     EACH_MOMENT_ {
         const kopt_format format = kopt_unbuffered_(kopt_moment_format_(kind, m));
         const pair_ moment = K_(load_pair)(j->moment[m], i, format, order, c);
-        const int rooted = kopt_stores_root_(kind, m);
+        const int rooted = kopt_holds_root_(kind.second, kind.rule, m);
         a.moments.x[m] = rooted ? mul_(moment.a, moment.a) : moment.a;
         b.moments.x[m] = rooted ? mul_(moment.b, moment.b) : moment.b;
     }
@@ -6097,7 +6065,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
         if (any_true_(K_(unordered)(x->a, x->b))) return 0;
     }
     if (kind.feedback) {
-        const vu32_ stored = flush16_(K_(pack_pair)(a.weight, b.weight, order), c->exponent);
+        const vu32_ stored = K_(flush16)(K_(pack_pair)(a.weight, b.weight, order), c->exponent);
         if (kind.weight == KOPT_BF16 ? K_(any_gt16)(and_(stored, c->magnitude), c->bf16_limit)
                                      : any_true_(igt_(imax_(a.largest, b.largest), c->fp16_limit)))
             return 0;
@@ -6120,12 +6088,12 @@ FN_ pair_ K_(decode_pair)(const kopt_byte_ *code, int square, int power) {
         const vu32_ low = iadd_(shl_(codes, 4), iadd_(isplat_(0x35903590u), both));
         const vu32_ high = iadd_(shl_(codes, 2), iadd_(isplat_(0x3B843B84u), both));
         const vu32_ minus_codes = K_(mul16)(codes, isplat_(0xFFFFFFFFu)); /* bits 8 to 15 are set, if it is not 0 */
-        const vu32_ roots = flush16_(K_(min16)(low, high), minus_codes);
+        const vu32_ roots = K_(flush16)(K_(min16)(low, high), minus_codes);
         x.a = K_(bf16_low)(roots);
         x.b = K_(bf16_high)(roots);
     } else {
-        x.a = K_(decode_q8)(load8_(code), 0, power);
-        x.b = K_(decode_q8)(load8_(code + LANES_), 0, power);
+        x.a = K_(decode_q8)(K_(load8)(code), 0, power);
+        x.b = K_(decode_q8)(K_(load8)(code + LANES_), 0, power);
     }
     return x;
 }
@@ -6171,11 +6139,11 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
     if (square) x1 = mul_(x1, inverse);
     a = K_(place_q8)(x0, square, power, K_(random_half)(number, 0, 0, c));
     b = K_(place_q8)(x1, square, power, K_(random_half)(number, 1, 0, c));
-    places = pack_high16_(a, b);
+    places = K_(pack_high16)(a, b);
     if (square) /* as in encode_q8_scalar */
-        places = K_(max16)(add16_(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
+        places = K_(max16)(K_(add16)(places, isplat_((0x10000u - KOPT_ROOT_PLACE_) * 0x00010001u)),
                            K_(min16)(places, isplat_(0x00010001u)));
-    store8_from16_(code, places);
+    K_(store8_from16)(code, places);
 }
 
 /* The largest magnitudes of elements [begin, end) of a buffer, as fp32 bits: in each lane some of them. */
@@ -6214,7 +6182,8 @@ FN_ void K_(encode_elements)(kopt_byte_ *code, const float *x, vf32_ inverse, in
     size_t k;
     for (k = 0; k < n; k += PAIR_) {
         const vu32_ numbers =
-            number == NULL ? half : add16_(load32_(number + 2 * k), K_(mul16)(load32_(stride + 2 * k), store_number));
+            number == NULL ? half
+                           : K_(add16)(load32_(number + 2 * k), K_(mul16)(load32_(stride + 2 * k), store_number));
         K_(encode_pair)(code + k, x + k, inverse, square, power, numbers, c);
     }
 }
@@ -6532,7 +6501,7 @@ FN_ size_t K_(specialized)(const kopt_job_ *whole, kopt_kind_ kind, size_t begin
             if (random) {
                 r.number = load32_(number + 2 * (q - i));
                 r.stride = load32_(stride + 2 * (q - i));
-                store32_(number + 2 * (q - i), add16_(r.number, K_(mul16)(r.stride, next_group)));
+                store32_(number + 2 * (q - i), K_(add16)(r.number, K_(mul16)(r.stride, next_group)));
             }
             if (!K_(direction_pair)(&a, kind, &k, &c, q, NULL, NULL, &r, order, &x)) {
                 float buffer[PAIR_];
@@ -6794,7 +6763,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ int K_(all_finite)(const kopt_byte_ *p, kopt_f
 }
 
 /* Writes the ratios of StableAdamW of the elements [begin, j->end) to out, as fp32. */
-NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
+NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, size_t begin, kopt_byte_ *out) {
     const scalars_ k = K_(splat_job)(j);
     const kopt_kind_ kind = kopt_kind_of_(j);
     const size_t grad_size = kopt_bytes_of_(kind.grad), moment_size = kopt_moment_bytes_(kind, 1);
@@ -6811,10 +6780,8 @@ NOINLINE_FN_ void K_(measure_from)(const kopt_job_ *j, size_t begin, kopt_byte_ 
             e.residual = K_(load_n)(j->residual + i * residual_size, residual_size, LANES_);
         store32_(out + 4 * (i - begin), as_u32_(K_(stable_ratio)(kind, &k, &e)));
     }
-    if (i < j->end) kopt_measure_from_scalar_(j, i, out + 4 * (i - begin));
+    if (i < j->end) kopt_measure_scalar_(j, i, out + 4 * (i - begin));
 }
-
-NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, kopt_byte_ *out) { K_(measure_from)(j, j->begin, out); }
 
 /* ---- norm, clipping and reduction ---- */
 
@@ -6842,21 +6809,16 @@ FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
     return and_(i % 2 == 0 ? shl_(load32_(p), 16) : load32_(p), isplat_(0x7FFF0000u));
 }
 
-FN_ uint32_t K_(reduce_max)(vu32_ a) {
-    uint32_t lane[LANES_], largest = 0;
-    size_t i;
-    store32_((kopt_byte_ *)lane, a);
-    for (i = 0; i < LANES_; i++) largest = lane[i] > largest ? lane[i] : largest;
-    return largest;
-}
-
 /* The exponent field (of fp32) of the largest magnitude in the first `groups` groups. */
 FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t groups) {
+    uint32_t lane[LANES_], most = 0;
     vu32_ largest = isplat_(0);
     size_t i;
     for (; groups > 0; groups--, p += 4 * LANES_ * kopt_bytes_of_(format))
         for (i = 0; i < 4; i++) largest = imax_(largest, K_(norm_load)(p, format, i));
-    return K_(reduce_max)(largest) >> 23;
+    store32_((kopt_byte_ *)lane, largest);
+    for (i = 0; i < LANES_; i++) most = lane[i] > most ? lane[i] : most;
+    return most >> 23;
 }
 
 /* x * factor as an integer; factor is the reciprocal of the window's unit. Sets bits in *bad if the product is not
@@ -7001,13 +6963,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 }
 #endif
 
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_
-static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t stream, uint64_t index) {
-    const kopt_philox_key_ cipher = kopt_make_philox_key_(seed, step, id, stream);
-    vu32_ x[4];
-    return K_(random_at)(x, &cipher, index, 1);
-}
-#endif
 #endif
 
 /* ---- end of a pass: undefines all macros of the pass ---- */
@@ -7045,7 +7000,6 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef and_
 #undef or_
 #undef xor_
-#undef add16_
 #undef igt_
 #undef ieq_
 #undef any_true_
@@ -7053,19 +7007,14 @@ static uint32_t K_(random)(uint64_t seed, uint32_t step, uint32_t id, uint32_t s
 #undef select_or_zero_
 #undef load32_
 #undef load16_
-#undef load8_
 #undef store32_
 #undef store16_
 #undef widen_fp16_
 #undef narrow_fp16_
-#undef unpack_low16_
-#undef pack_high16_
 #undef imax_
 #undef LOADS_EXTEND_
 #undef REORDER_
 #undef ORDER_
-#undef store8_from16_
-#undef flush16_
 #undef HOT_FN_
 #undef NOINLINE_FN_
 #undef ANY_
@@ -7117,7 +7066,7 @@ typedef struct kopt_kernels_ {
     void (*step)(const kopt_job_ *);
     void (*convert)(const kopt_conversion_ *);
     int (*all_finite)(const kopt_byte_ *, kopt_format, size_t);
-    void (*measure)(const kopt_job_ *, kopt_byte_ *);
+    void (*measure)(const kopt_job_ *, size_t, kopt_byte_ *);
     void (*tool)(const kopt_tool_ *);
     void (*add_scaled)(kopt_byte_ *, const kopt_byte_ *, float, uint32_t, uint32_t, size_t);
     const struct kopt_stages_ *stages; /* NULL: scalar */
@@ -7620,10 +7569,55 @@ static KOPT_NOINLINE_ void kopt_quantise_(kopt_byte_ *code, kopt_byte_ *scale, c
     }
 }
 
+/* The step of a job with 8-bit moments in scalar code. Block by block, it decodes the moments to fp32, steps the
+   elements, and encodes the moments again. moment has room for one block of each moment. */
+static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
+    const kopt_begun_ *s = whole->step;
+    const kopt_kind_ kind = kopt_kind_of_(whole);
+    float moment[4 * KOPT_BLOCK_];
+    const size_t weight_bytes = kopt_bytes_of_(kind.weight), grad_bytes = kopt_bytes_of_(kind.grad);
+    const size_t residual_bytes = kopt_bytes_of_residual_(kind.weight, kind.rounding);
+    kopt_random_reader_ drawn;
+    kopt_job_ job;
+    size_t i, n;
+    int m;
+    job = *whole;
+    kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
+    for (i = whole->begin; i < whole->end; i += n) {
+        const size_t block = i / KOPT_BLOCK_;
+        n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
+        for (m = 0; m < s->moment_count; m++) {
+            job.moment[m] = whole->moment[m] + i * kopt_moment_bytes_(kind, m);
+            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
+            job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
+            kopt_dequantise_(moment + (unsigned)m * KOPT_BLOCK_, whole->moment[m] + i, kopt_scale_of_(whole, m) + block,
+                             n, kopt_is_square_(s->rule, m));
+        }
+        job.weight = whole->weight + i * weight_bytes;
+        job.grad = whole->grad + i * grad_bytes;
+        if (residual_bytes != 0) job.residual = whole->residual + i * residual_bytes;
+        if (s->sync) job.slow = whole->slow + i * weight_bytes;
+        if (s->sync && residual_bytes != 0) job.slow_residual = whole->slow_residual + i * residual_bytes;
+        if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
+        job.first = whole->first + i;
+        kopt_walk_scalar_(&job, 0, n);
+        for (m = 0; m < s->moment_count; m++) {
+            const int nearest = kopt_moment_rounding_(kind, m) == KOPT_NEAREST;
+            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
+            drawn.first = job.first;
+            drawn.store = (uint32_t)m + 1;
+            kopt_quantise_(whole->moment[m] + i, kopt_scale_of_(whole, m) + block, job.moment[m], n,
+                           kopt_is_square_(s->rule, m), nearest ? NULL : &drawn);
+        }
+    }
+}
+
 /* ---- PUBLIC FUNCTIONS -------------------------------------------------------------------------------------------- */
 
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i) {
-    return kopt_random_scalar_(key.seed, key.step, key.id, stream, key.first_index + i);
+    const kopt_philox_key_ cipher = kopt_make_philox_key_(key.seed, key.step, key.id, stream);
+    uint32_t words[4];
+    return kopt_random_at_scalar_(words, &cipher, key.first_index + i, 1);
 }
 
 /* ---- one-element updates of an array ---- */
@@ -7732,7 +7726,7 @@ static KOPT_NOINLINE_ void kopt_read_weights_(const kopt_layout_ *l, const kopt_
 /* The format of moment m. *is_root: does it hold the square roots? */
 static kopt_format kopt_format_of_moment_(const kopt_layout_ *l, int m, int *is_root) {
     const kopt_format format = kopt_format_in_layout_(l, m);
-    *is_root = kopt_holds_roots_(format) && kopt_is_square_(l->rule, m);
+    *is_root = kopt_holds_root_(format, l->rule, m);
     return format;
 }
 
@@ -7810,14 +7804,14 @@ static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, cons
 }
 
 static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
-                                      size_t count, int memory, int blocks);
+                                      size_t count, kopt_checks_ checks);
 
 /* The checks of kopt_state_init(). */
 static kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                     const float *weights) {
     uint64_t bytes;
     size_t i, length = 0;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     for (i = 0; i < count; length += tensors[i++].n)
         if (tensors[i].n > ~(size_t)0 / 4 - length) return KOPT_ERROR_BOUNDS;
@@ -7884,7 +7878,7 @@ static void kopt_dither_(const kopt_optimizer *opt, const kopt_tensor *t, const 
 KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
     size_t i, k;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if (opt->rule == KOPT_RULE_EMA) return KOPT_ERROR_OPTION;
     for (i = 0; i < count; i++) {
@@ -7905,7 +7899,7 @@ KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_te
 /* Checks a call that reads or writes a slot from n fp32 values, which may overlap the gradient. */
 static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                     const void *values) {
-    const kopt_result result = kopt_check_state_(l, opt, t);
+    const kopt_result result = kopt_check_state_(l, opt, t, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if ((unsigned)slot > (unsigned)l->moment_count) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
@@ -7966,7 +7960,7 @@ KOPT_API_ kopt_result kopt_state_arrays_of(const kopt_optimizer *opt, const kopt
     kopt_layout_ l;
     kopt_job_ a;
     int m, there;
-    const kopt_result result = kopt_check_state_(&l, opt, t);
+    const kopt_result result = kopt_check_state_(&l, opt, t, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if (arrays == NULL) return KOPT_ERROR_NULL;
     there = t->n != 0 || t->arrays != NULL; /* an empty tensor has no block */
@@ -8147,7 +8141,7 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
     list.previous = NULL;
     list.current = 0;
     if (opt != NULL && kopt_judge_options_(opt, &words) != KOPT_OK) return words;
-    if (opt != NULL && opt->step != 0xFFFFFFFFu && !kopt_next_step_(opt, &s)) {
+    if (opt != NULL && kopt_next_step_(&s, opt) == KOPT_ERROR_RANGE) {
         if (!kopt_finite_(s.grad_scale)) return "grad_scale * clip: the product overflows a float";
         if (!kopt_finite_(s.undecayed_rate))
             return "lr: with the corrections and factors of the rule, it overflows a float";
@@ -8175,52 +8169,7 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
                                        "and at the other arguments";
 }
 
-/* ---- 8-bit moments in scalar code, and StableAdamW ---- */
-
-/* Scalar code for a range of a tensor with 8-bit moments. Block by block, it decodes the moments to fp32, steps the
-   elements, and encodes the moments again. moment has room for one block of each moment. */
-static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
-    const kopt_begun_ *s = whole->step;
-    const kopt_kind_ kind = kopt_kind_of_(whole);
-    float moment[4 * KOPT_BLOCK_];
-    const size_t weight_bytes = kopt_bytes_of_(kind.weight), grad_bytes = kopt_bytes_of_(kind.grad);
-    const size_t residual_bytes = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    kopt_random_reader_ drawn;
-    kopt_job_ job;
-    size_t i, n;
-    int m;
-    job = *whole;
-    kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
-    job.begin = 0;
-    for (i = whole->begin; i < whole->end; i += n) {
-        const size_t block = i / KOPT_BLOCK_;
-        n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
-        for (m = 0; m < s->moment_count; m++) {
-            job.moment[m] = whole->moment[m] + i * kopt_moment_bytes_(kind, m);
-            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
-            job.moment[m] = (kopt_byte_ *)(moment + (unsigned)m * KOPT_BLOCK_);
-            kopt_dequantise_(moment + (unsigned)m * KOPT_BLOCK_, whole->moment[m] + i, kopt_scale_of_(whole, m) + block,
-                             n, kopt_is_square_(s->rule, m));
-        }
-        job.weight = whole->weight + i * weight_bytes;
-        job.grad = whole->grad + i * grad_bytes;
-        if (residual_bytes != 0) job.residual = whole->residual + i * residual_bytes;
-        if (s->sync) job.slow = whole->slow + i * weight_bytes;
-        if (s->sync && residual_bytes != 0) job.slow_residual = whole->slow_residual + i * residual_bytes;
-        if (whole->copy != NULL) job.copy = whole->copy + i * kopt_bytes_of_(whole->copy_format);
-        job.first = whole->first + i;
-        job.end = n;
-        kopt_step_job_(&job);
-        for (m = 0; m < s->moment_count; m++) {
-            const int nearest = kopt_moment_rounding_(kind, m) == KOPT_NEAREST;
-            if (!kopt_has_scales_(kopt_moment_format_(kind, m))) continue;
-            drawn.first = job.first;
-            drawn.store = (uint32_t)m + 1;
-            kopt_quantise_(whole->moment[m] + i, kopt_scale_of_(whole, m) + block, job.moment[m], n,
-                           kopt_is_square_(s->rule, m), nearest ? NULL : &drawn);
-        }
-    }
-}
+/* ---- StableAdamW ---- */
 
 static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
 
@@ -8253,7 +8202,7 @@ static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_
             job.begin = 0;
             job.end = n;
         }
-        KOPT_KERNEL_(measure)(&job, ratio_bytes);
+        KOPT_KERNEL_(measure)(&job, job.begin, ratio_bytes);
         kopt_norm_tool_(norm, ratio_bytes, KOPT_F32, n);
     }
     kopt_leave_(&environment);
@@ -8278,7 +8227,8 @@ KOPT_API_ double kopt_cosine_lr(uint32_t step, uint32_t warmup, uint32_t steps, 
     const uint32_t top = warmup == 0 ? 0 : warmup - 1, down = step - top, left = steps - 1 - step;
     kopt_environment_ environment;
     double lr;
-    if (warmup > steps || !kopt_within64_(peak, 0, peak) || !kopt_within64_(last, 0, last)) return kopt_nan64_();
+    if (warmup > steps || !kopt_between_(peak, 0, KOPT_LARGEST64_) || !kopt_between_(last, 0, KOPT_LARGEST64_))
+        return kopt_nan64_();
     if (step >= steps || (step >= warmup && left == 0)) return last;
     if (step == top) return peak;
     kopt_enter_(&environment);
@@ -8509,29 +8459,28 @@ static uint64_t kopt_saved_size_(const kopt_layout_ *l) {
     return size + (l->rounding == KOPT_FEEDBACK && l->total != 0 ? 16 : 0);
 }
 
-/* Checks an optimizer and a list for all that is no step, and sums the bytes of its checkpoint. Without memory it does
-   not look at pointers and sizes; with blocks the state blocks must be initialized. */
+/* Checks an optimizer and a list for all that is no step, and sums the bytes of its checkpoint. */
 static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
-                                      size_t count, int memory, int blocks) {
+                                      size_t count, kopt_checks_ checks) {
     kopt_result result = kopt_check_options_(opt);
     kopt_neighbours_ list;
+    kopt_begun_ s;
     size_t i;
     if (result != KOPT_OK) return result;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
+    kopt_copy_options_(opt, &s);
     memset(&list, 0, sizeof list);
     *bytes = KOPT_SAVE_HEADER_ + 4;
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
         kopt_layout_ l;
         uint64_t size;
-        result = kopt_check_tensor_(t);
+        result = kopt_check_tensor_(&l, &s, t, checks);
         if (result != KOPT_OK) return result;
-        l = kopt_layout_for_(opt, t);
         size = kopt_saved_size_(&l);
-        if (blocks) result = kopt_check_block_(t, &l);
-        if (result == KOPT_OK && memory) result = kopt_check_memory_(t, &l, 0);
-        if (result == KOPT_OK && memory) result = kopt_check_neighbours_(&list, t, &l, 0);
-        if (result == KOPT_OK && !memory && t->n != 0) {
+        if (checks != KOPT_CHECK_FIELDS_) {
+            result = kopt_check_neighbours_(&list, t, &l, 0);
+        } else if (t->n != 0) {
             if (list.previous != NULL && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
             list.previous = t;
         }
@@ -8554,58 +8503,11 @@ static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optim
 
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
-    if (kopt_check_states_(&bytes, opt, tensors, count, 0, 0) != KOPT_OK) return 0;
+    if (kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_FIELDS_) != KOPT_OK) return 0;
     return (size_t)bytes == bytes ? (size_t)bytes : 0;
 }
 
-typedef struct kopt_memory_file_ {
-    kopt_byte_ *to;
-    const kopt_byte_ *from;
-    size_t size; /* at from */
-} kopt_memory_file_;
-
-static int kopt_write_memory_(void *user, const void *data, size_t size) {
-    kopt_memory_file_ *file = (kopt_memory_file_ *)user;
-    memcpy(file->to, data, size);
-    file->to += size;
-    return 0;
-}
-
-static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
-    const kopt_memory_file_ *file = (const kopt_memory_file_ *)user;
-    if (offset > file->size || size > file->size - (size_t)offset) return 1;
-    memcpy(data, file->from + (size_t)offset, size);
-    return 0;
-}
-
-KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
-                                size_t out_size) {
-    kopt_memory_file_ memory = {(kopt_byte_ *)out, NULL, 0};
-    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
-    uint64_t bytes;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
-    if (result != KOPT_OK) return result;
-    if (out == NULL) return KOPT_ERROR_NULL;
-    if (out_size < bytes) return KOPT_ERROR_SIZE;
-    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
-    return kopt_save_to(opt, tensors, count, &file);
-}
-
-KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
-                                size_t in_size) {
-    kopt_memory_file_ memory = {NULL, (const kopt_byte_ *)in, in_size};
-    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
-    uint64_t bytes;
-    kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
-    if (result != KOPT_OK) return result;
-    if (in == NULL) return KOPT_ERROR_NULL;
-    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
-        return KOPT_ERROR_OVERLAP;
-    result = kopt_load_from(opt, tensors, count, &file);
-    return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
-}
-
-/* kopt_save_to() and kopt_load_from() after their checks, which need much stack: in one function both would count. */
+/* Save and load after the checks, which need much stack: in one function both would count. */
 static KOPT_NOINLINE_ kopt_result kopt_save_list_(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                                   const kopt_file *file, uint64_t bytes) {
     kopt_optimizer form = *opt;
@@ -8614,15 +8516,6 @@ static KOPT_NOINLINE_ kopt_result kopt_save_list_(const kopt_optimizer *opt, con
     kopt_change_form_(&form, 0);
     kopt_walk_checkpoint_(&s, KOPT_SAVING_, opt, tensors, count, bytes, &form, NULL);
     return s.result;
-}
-
-KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
-                                   const kopt_file *file) {
-    uint64_t bytes;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 1);
-    if (result != KOPT_OK) return result;
-    if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
-    return kopt_save_list_(opt, tensors, count, file, bytes);
 }
 
 static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
@@ -8656,10 +8549,66 @@ static KOPT_NOINLINE_ kopt_result kopt_load_list_(kopt_optimizer *opt, const kop
     return KOPT_OK;
 }
 
+typedef struct kopt_memory_file_ {
+    kopt_byte_ *to;
+    const kopt_byte_ *from;
+    size_t size; /* at from */
+} kopt_memory_file_;
+
+static int kopt_write_memory_(void *user, const void *data, size_t size) {
+    kopt_memory_file_ *file = (kopt_memory_file_ *)user;
+    memcpy(file->to, data, size);
+    file->to += size;
+    return 0;
+}
+
+static int kopt_read_memory_(void *user, uint64_t offset, void *data, size_t size) {
+    const kopt_memory_file_ *file = (const kopt_memory_file_ *)user;
+    if (offset > file->size || size > file->size - (size_t)offset) return 1;
+    memcpy(data, file->from + (size_t)offset, size);
+    return 0;
+}
+
+KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, void *out,
+                                size_t out_size) {
+    kopt_memory_file_ memory = {(kopt_byte_ *)out, NULL, 0};
+    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
+    uint64_t bytes;
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
+    if (result != KOPT_OK) return result;
+    if (out == NULL) return KOPT_ERROR_NULL;
+    if (out_size < bytes) return KOPT_ERROR_SIZE;
+    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
+    return kopt_save_list_(opt, tensors, count, &file, bytes);
+}
+
+KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count, const void *in,
+                                size_t in_size) {
+    kopt_memory_file_ memory = {NULL, (const kopt_byte_ *)in, in_size};
+    const kopt_file file = {kopt_write_memory_, kopt_read_memory_, &memory};
+    uint64_t bytes;
+    kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
+    if (result != KOPT_OK) return result;
+    if (in == NULL) return KOPT_ERROR_NULL;
+    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
+        return KOPT_ERROR_OVERLAP;
+    result = kopt_load_list_(opt, tensors, count, &file, bytes);
+    return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
+}
+
+KOPT_API_ kopt_result kopt_save_to(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
+                                   const kopt_file *file) {
+    uint64_t bytes;
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_STATE_);
+    if (result != KOPT_OK) return result;
+    if (file == NULL || file->write == NULL) return KOPT_ERROR_NULL;
+    return kopt_save_list_(opt, tensors, count, file, bytes);
+}
+
 KOPT_API_ kopt_result kopt_load_from(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                      const kopt_file *file) {
     uint64_t bytes;
-    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, 1, 0);
+    const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     if (file == NULL || file->read == NULL) return KOPT_ERROR_NULL;
     return kopt_load_list_(opt, tensors, count, file, bytes);
@@ -8695,8 +8644,9 @@ static kopt_result kopt_read_tensor_head_(kopt_head_ *head, const kopt_byte_ *h)
         h[11] != kopt_second_byte_(head->opt.first_moment_format, head->opt.second_moment_format, moments & 7))
         return KOPT_ERROR_STATE;
     if (saved) kopt_change_form_(&head->opt, 1);
-    if (!kopt_feedback_fits_(head->opt.rounding, head->opt.rule, moments & 7, head->opt.first_moment_format,
-                             head->opt.moment_rounding, KOPT_0_999_) ||
+    if ((head->opt.rounding == KOPT_FEEDBACK &&
+         !kopt_feedback_fits_(head->opt.rule, moments & 7, head->opt.first_moment_format, head->opt.moment_rounding,
+                              KOPT_0_999_)) ||
         (head->opt.nesterov && (moments & 7) == 0) || head->t.first_index >> 63 != 0)
         return KOPT_ERROR_STATE;
     l = kopt_layout_for_(&head->opt, &head->t);
@@ -8847,8 +8797,8 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
     const double scale = kopt_bits_to_f64_(kopt_bits64_(grad_scale) & ~((uint64_t)1 << 63)); /* |grad_scale| */
     kopt_environment_ environment;
     double value;
-    if (norm == NULL || norm->nonfinite != 0 || !kopt_within64_(max_norm, 0, max_norm) ||
-        !kopt_within64_(scale, 0, KOPT_DOUBLE_(1e100, 0x54B249ADu, 0x2594C37Du)))
+    if (norm == NULL || norm->nonfinite != 0 || !kopt_between_(max_norm, 0, KOPT_LARGEST64_) ||
+        !kopt_between_(scale, 0, KOPT_DOUBLE_(1e100, 0x54B249ADu, 0x2594C37Du)))
         return kopt_nan64_();
     if (kopt_is_zero_(max_norm)) return 1;
     kopt_enter_(&environment);
@@ -8863,7 +8813,7 @@ KOPT_API_ kopt_result kopt_norm_add_stable(kopt_norm *norm, const kopt_step *ste
     kopt_layout_ layout;
     kopt_begun_ s;
     kopt_result result = kopt_open_step_(&s, step);
-    if (result == KOPT_OK) result = kopt_check_step_tensor_(&layout, &s, t);
+    if (result == KOPT_OK) result = kopt_check_tensor_(&layout, &s, t, KOPT_CHECK_STEP_);
     if (result != KOPT_OK) return result;
     if (norm == NULL) return KOPT_ERROR_NULL;
     if (!s.stable) return KOPT_ERROR_OPTION;
@@ -8886,7 +8836,7 @@ KOPT_API_ double kopt_norm_stable_scale(const kopt_norm *norm, uint64_t n) {
     double scale;
     if (norm == NULL) return kopt_nan64_();
     kopt_enter_(&environment);
-    scale = kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_stable_from_norm_(norm, n)));
+    scale = kopt_to_double_(kopt_stable_from_norm_(norm, n));
     kopt_leave_(&environment);
     return scale;
 }
@@ -8895,11 +8845,11 @@ KOPT_API_ double kopt_norm_stable_scale(const kopt_norm *norm, uint64_t n) {
 static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
     const double largest = 3.4028234663852886e38; /* of fp32 */
     kopt_environment_ environment;
-    if (!kopt_within64_(limit, 0, limit)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(limit, 0, KOPT_LARGEST64_)) return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     if (kopt_less64_(largest, limit)) limit = largest;
     *bits = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
-    if (kopt_less64_(limit, kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_as_f32_(*bits))))) --*bits;
+    if (kopt_less64_(limit, kopt_to_double_(kopt_as_f32_(*bits)))) --*bits;
     if (format == KOPT_BF16) *bits >>= 16;
     if (format == KOPT_FP16) {
         const uint32_t exact = *bits;
@@ -8929,15 +8879,12 @@ static kopt_result kopt_check_scaler_(const kopt_scaler *s) {
     const double least = KOPT_DOUBLE_(1e-30, 0x39B4484Bu, 0xFEEBC2A0u);
     if (s == NULL) return KOPT_ERROR_NULL;
     if (s->reserved_ != 0) return KOPT_ERROR_OPTION;
-    if (!kopt_within64_(s->scale, 1.1754943508222875e-38, 3.4028234663852886e38)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(s->scale, 1.1754943508222875e-38, 3.4028234663852886e38)) return KOPT_ERROR_RANGE;
     if (!kopt_between_(s->minimum, 0, KOPT_3E38_)) return KOPT_ERROR_RANGE;
-    if (!kopt_within64_(s->growth, 1, most) || !kopt_less64_(1, s->growth)) return KOPT_ERROR_RANGE;
-    if (!kopt_within64_(s->backoff, least, 1) || !kopt_less64_(s->backoff, 1)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(s->growth, 1, most) || !kopt_less64_(1, s->growth)) return KOPT_ERROR_RANGE;
+    if (!kopt_between_(s->backoff, least, 1) || !kopt_less64_(s->backoff, 1)) return KOPT_ERROR_RANGE;
     return s->interval == 0 || s->hysteresis == 0 ? KOPT_ERROR_RANGE : KOPT_OK;
 }
-
-/* x rounded to fp32. */
-static double kopt_round_to_float_(double x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(kopt_to_float_(x))); }
 
 KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     const double overflow = KOPT_DOUBLE_(3.4028235677973366e38, 0x47EFFFFFu, 0xF0000000u);
@@ -8951,13 +8898,13 @@ KOPT_API_ kopt_result kopt_scaler_update(kopt_scaler *s, int found_inf) {
     if (found_inf && s->bad >= s->hysteresis) {
         scale = kopt_mul64_(s->scale, s->backoff);
         /* the old scale stays if the new one is below 2^-126 */
-        if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_round_to_float_(scale);
+        if (!kopt_less64_(scale, 1.1754943508222875e-38)) s->scale = kopt_to_double_(kopt_to_float_(scale));
         if (kopt_less64_(s->scale, s->minimum)) s->scale = s->minimum;
     }
     if (!found_inf && s->good >= s->interval) {
         scale = kopt_mul64_(s->scale, s->growth);
         /* ... or 2^128 - 2^103 or above, which rounds to infinity */
-        if (kopt_less64_(scale, overflow)) s->scale = kopt_round_to_float_(scale);
+        if (kopt_less64_(scale, overflow)) s->scale = kopt_to_double_(kopt_to_float_(scale));
         s->good = 0;
     }
     kopt_leave_(&environment);
@@ -8977,10 +8924,9 @@ static KOPT_NOINLINE_ kopt_result kopt_scaled_step_(const kopt_scaler *scaler, c
     kopt_enter_(&environment);
     *grad_scale = scaled.grad_scale = kopt_div64_(opt->grad_scale, scaler->scale);
     kopt_leave_(&environment);
-    if (!kopt_within64_(max_norm, 0, max_norm) || !kopt_magnitude_at_most_(*grad_scale, KOPT_3E38_))
+    if (!kopt_between_(max_norm, 0, KOPT_LARGEST64_) || !kopt_magnitude_at_most_(*grad_scale, KOPT_3E38_))
         return KOPT_ERROR_RANGE;
-    if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
-    return kopt_next_step_(&scaled, s) ? KOPT_OK : KOPT_ERROR_RANGE;
+    return kopt_next_step_(s, &scaled);
 }
 
 /* Clips a step of kopt_scaled_step_() and counts it; or makes it none, if a gradient is not finite. */
@@ -9161,16 +9107,6 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
     return KOPT_OK;
 }
 
-KOPT_INLINE_ float kopt_canonical_nan_(float x) {
-    const uint32_t u = kopt_as_u32_(x);
-    return kopt_as_f32_((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : u);
-}
-
-/* mean + |x| / 256, one term of the mean of a block; mag is the bit pattern of |x|. */
-KOPT_INLINE_ float kopt_more_(float mean, uint32_t mag) {
-    return kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256));
-}
-
 /* The bit of x in KOPT_Q1 (section 12): 1 decodes to -scale, 0 to scale. 0 if scale, an fp32 word, is 0 or NaN. */
 static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
@@ -9198,7 +9134,7 @@ static KOPT_NOINLINE_ void kopt_compress_signs_(kopt_byte_ *out, const float *x,
     for (i = 0; i < n; i++) {
         const uint32_t mag = kopt_as_u32_(x[i]) & 0x7FFFFFFFu;
         if (mag > largest) largest = mag;
-        mean = kopt_more_(mean, mag);
+        mean = kopt_add_(mean, kopt_mul_(kopt_as_f32_(mag), 1.0f / 256)); /* of a whole block */
     }
     if (n < KOPT_SIGNS_) mean = kopt_mul_(mean, kopt_div_(256.0f, (float)n));
     scale = kopt_scale_(drawn != NULL ? largest : kopt_as_u32_(mean));
@@ -9261,7 +9197,7 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
             KOPT_KERNEL_(add_scaled)((kopt_byte_ *)(x + offset), ys, 1, 0x7F800000u, 0x7FC00000u, v.n);
         }
         v.n = n;
-        for (k = 0; k < n && c->code != KOPT_Q8; k++) x[k] = kopt_canonical_nan_(x[k]);
+        for (k = 0; k < n && c->code != KOPT_Q8; k++) x[k] = kopt_canonical_nan_scalar_(x[k]);
         if (c->code == KOPT_Q8)
             kopt_compress_q8_(block, x, n, stochastic ? &drawn : NULL);
         else if (c->code == KOPT_Q1)
@@ -9386,13 +9322,6 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
 #ifdef KAHAN_OPT_VMATH
 /* ---- functions of arrays ---- */
 
-static void kopt_run_vmath_(const kopt_vmath_job_ *j) {
-    kopt_environment_ environment;
-    kopt_enter_(&environment);
-    KOPT_KERNEL_(vmath)(j);
-    kopt_leave_(&environment);
-}
-
 /* Do two arrays of `size` bytes begin at the same address or not overlap at all? */
 static int kopt_same_or_disjoint_(const void *a, const void *b, size_t size) {
     return a == b || !kopt_overlap_(a, size, b, size);
@@ -9402,6 +9331,7 @@ static int kopt_same_or_disjoint_(const void *a, const void *b, size_t size) {
 static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, int f, kopt_format format, void *out, void *out2, const void *x,
                                const void *y, size_t n) {
     const size_t bytes = n * kopt_bytes_of_(format);
+    kopt_environment_ environment;
     kopt_vmath_job_ j;
     if (n > KOPT_LARGEST_N_) return KOPT_ERROR_BOUNDS;
     if (n == 0) return KOPT_OK;
@@ -9419,7 +9349,9 @@ static kopt_result kopt_vmath_(kopt_vmath_kind_ kind, int f, kopt_format format,
     j.in2 = (const kopt_byte_ *)y;
     j.out = (kopt_byte_ *)out;
     j.out2 = (kopt_byte_ *)out2;
-    kopt_run_vmath_(&j);
+    kopt_enter_(&environment);
+    KOPT_KERNEL_(vmath)(&j);
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
@@ -9459,18 +9391,10 @@ KOPT_API_ kopt_result kopt_map_backward(void *dx, const void *dy, const void *x,
 
 /* ---- random numbers ---- */
 
-static float kopt_narrow_in_environment_(double x) {
-    kopt_environment_ environment;
-    float y;
-    kopt_enter_(&environment);
-    y = kopt_to_float_(x);
-    kopt_leave_(&environment);
-    return y;
-}
-
 /* Checks its arguments, then out[i] = middle + width * (random number of index key.first_index + i). */
 static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format format, size_t n, double middle,
                               double width, kopt_random_key key) {
+    kopt_environment_ environment;
     kopt_vmath_job_ j;
     if (n > KOPT_LARGEST_N_ || key.first_index >> 54 != 0 || key.first_index + n > (uint64_t)1 << 54)
         return KOPT_ERROR_BOUNDS;
@@ -9483,10 +9407,12 @@ static kopt_result kopt_draw_(kopt_vmath_kind_ kind, void *out, kopt_format form
     j.format = format;
     j.n = n;
     j.out = (kopt_byte_ *)out;
-    j.a = kopt_narrow_in_environment_(middle);
-    j.b = kopt_narrow_in_environment_(width);
     j.key = key;
-    kopt_run_vmath_(&j);
+    kopt_enter_(&environment);
+    j.a = kopt_to_float_(middle);
+    j.b = kopt_to_float_(width);
+    KOPT_KERNEL_(vmath)(&j);
+    kopt_leave_(&environment);
     return KOPT_OK;
 }
 
@@ -9499,7 +9425,9 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
                                    kopt_random_key key) {
     kopt_environment_ environment;
     double a, b, middle, width;
-    if (!kopt_magnitude_at_most_(low, KOPT_3E38_) || !kopt_within64_(high, low, KOPT_3E38_)) return KOPT_ERROR_RANGE;
+    if (!kopt_magnitude_at_most_(low, KOPT_3E38_) || !kopt_magnitude_at_most_(high, KOPT_3E38_) ||
+        kopt_less64_(high, low))
+        return KOPT_ERROR_RANGE;
     kopt_enter_(&environment);
     a = kopt_mul64_(low, 0.5);
     b = kopt_mul64_(high, 0.5);

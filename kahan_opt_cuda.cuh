@@ -107,7 +107,7 @@ typedef struct kopt_cuda_group {
     size_t count;
 } kopt_cuda_group;
 
-enum { KOPT_CUDA_KERNELS_ = 62 };
+enum { KOPT_CUDA_KERNELS_ = 81 };
 
 /* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep, on the host and in
    GPU memory, as long as you use the plan. */
@@ -371,7 +371,7 @@ typedef struct kopt_cuda_arguments_ {
 } kopt_cuda_arguments_;
 
 enum { KOPT_THREADS_ = 256, KOPT_WARPS_ = 8, KOPT_ROUND_ = 4096 /* elements of a round: 512 for each warp */ };
-
+#define KOPT_CUDA_WARPS_OF_(moment) ((moment) >= (int)KOPT_Q8 ? 4 : 8) /* of a block of steps with such moments */
 enum { KOPT_PROLOGUE_PAIRS_ = 64, KOPT_PROLOGUE_THREADS_ = 2 * KOPT_PROLOGUE_PAIRS_ + 32 };
 
 /* ---- what kernels are there ---- */
@@ -380,7 +380,8 @@ enum { KOPT_PROLOGUE_PAIRS_ = 64, KOPT_PROLOGUE_THREADS_ = 2 * KOPT_PROLOGUE_PAI
    weights are rounded. HOW: */
 enum {
     KOPT_CUDA_ADAM_, /* Adam with two moments, whose moments and compensations are rounded stochastically */
-    KOPT_CUDA_FEW_,  /* at most two moments, and nothing but weights, residuals and moments is stored */
+    KOPT_CUDA_ONE_,  /* SGD, Lion, EMA, and nothing but weights, residuals and moments is stored (of fp32: copies) */
+    KOPT_CUDA_MORE_, /* the same for Adam and Adan */
     KOPT_CUDA_ANY_,  /* all steps */
     KOPT_CUDA_MIXED_ /* all steps, with moments of two formats: element by element, and no format is constant */
 };
@@ -396,25 +397,26 @@ enum { KOPT_CUDA_BF16_Q8_ = KOPT_Q8 + 1 }; /* in place of a format: bf16 first a
     X(weight, KOPT_F32, KOPT_CUDA_VARIES_, KOPT_CUDA_ANY_)  \
     X(weight, KOPT_BF16, KOPT_CUDA_VARIES_, KOPT_CUDA_ANY_) \
     X(weight, KOPT_FP16, KOPT_CUDA_VARIES_, KOPT_CUDA_ANY_) X(weight, KOPT_Q8, KOPT_CUDA_VARIES_, KOPT_CUDA_ANY_)
+#define KOPT_CUDA_NEAREST_(X, weight, moment, how) X(weight, moment, KOPT_NEAREST, how)
+#define KOPT_CUDA_HOWS_(ROUNDINGS, X, weight, moment) \
+    ROUNDINGS(X, weight, moment, KOPT_CUDA_ADAM_)     \
+    ROUNDINGS(X, weight, moment, KOPT_CUDA_ONE_) ROUNDINGS(X, weight, moment, KOPT_CUDA_MORE_)
 #ifndef KOPT_CUDA_STEPS_ /* fewer of them, to try something */
 #define KOPT_CUDA_STEPS_(X)                                            \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_ADAM_)     \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_ADAM_)      \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_Q8, KOPT_CUDA_ADAM_)       \
+    KOPT_CUDA_HOWS_(KOPT_CUDA_ROUNDINGS_, X, KOPT_BF16, KOPT_BF16)     \
+    KOPT_CUDA_HOWS_(KOPT_CUDA_ROUNDINGS_, X, KOPT_BF16, KOPT_F32)      \
+    KOPT_CUDA_HOWS_(KOPT_CUDA_ROUNDINGS_, X, KOPT_BF16, KOPT_Q8)       \
+    KOPT_CUDA_HOWS_(KOPT_CUDA_NEAREST_, X, KOPT_F32, KOPT_F32)         \
+    KOPT_CUDA_HOWS_(KOPT_CUDA_NEAREST_, X, KOPT_F32, KOPT_Q8)          \
     X(KOPT_BF16, KOPT_CUDA_BF16_Q8_, KOPT_KAHAN, KOPT_CUDA_ADAM_)      \
     X(KOPT_BF16, KOPT_CUDA_BF16_Q8_, KOPT_COMPACT, KOPT_CUDA_ADAM_)    \
     X(KOPT_BF16, KOPT_CUDA_BF16_Q8_, KOPT_STOCHASTIC, KOPT_CUDA_ADAM_) \
     X(KOPT_BF16, KOPT_CUDA_BF16_Q8_, KOPT_FEEDBACK, KOPT_CUDA_ADAM_)   \
     KOPT_CUDA_ROUNDINGS_(X, KOPT_FP16, KOPT_FP16, KOPT_CUDA_ADAM_)     \
     KOPT_CUDA_ROUNDINGS_(X, KOPT_FP16, KOPT_F32, KOPT_CUDA_ADAM_)      \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_BF16, KOPT_CUDA_FEW_)      \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_F32, KOPT_CUDA_FEW_)       \
-    KOPT_CUDA_ROUNDINGS_(X, KOPT_BF16, KOPT_Q8, KOPT_CUDA_FEW_)        \
     X(KOPT_BF16, KOPT_BF16, KOPT_FEEDBACK, KOPT_CUDA_ADAM_)            \
     X(KOPT_BF16, KOPT_F32, KOPT_FEEDBACK, KOPT_CUDA_ADAM_)             \
     X(KOPT_BF16, KOPT_Q8, KOPT_FEEDBACK, KOPT_CUDA_ADAM_)              \
-    X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_ADAM_)               \
-    X(KOPT_F32, KOPT_F32, KOPT_NEAREST, KOPT_CUDA_FEW_)                \
     KOPT_CUDA_MOMENTS_(X, KOPT_F32)                                    \
     KOPT_CUDA_MOMENTS_(X, KOPT_BF16)                                   \
     KOPT_CUDA_MOMENTS_(X, KOPT_FP16)                                   \
@@ -862,7 +864,7 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
     KOPT_UNROLL_
     for (i = KOPT_CUDA_SCALARS_ / 4; i < sizeof local.words / 4; i++)
         local.words[i] = how != KOPT_CUDA_ANY_ ? 0 : ((const uint32_t *)&g->k)[i];
-    if (how == KOPT_CUDA_FEW_) local.k.unrectified = g->k.unrectified;
+    if (how == KOPT_CUDA_MORE_) local.k.unrectified = g->k.unrectified, local.k.first_step = g->k.first_step;
     local.k.rate = kopt_mul_octet_(local.k.rate, kopt_as_u32_(t->rate_scale));
     local.k.weight_decay = kopt_mul_octet_(local.k.weight_decay, kopt_as_u32_(t->rate_scale));
     if (feedback) local.k.beta1 = kopt_as_u32_(t->beta1);
@@ -901,7 +903,7 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
                     m >= kind.moment_count
                         ? 0
                         : kopt_widen_octet_(kopt_cuda_first_(x->moment[m], kopt_bytes_of_(each), half), each);
-                h.moments.x[m] = kopt_stores_root_(kind, m) ? kopt_mul_octet_(stored, stored) : stored;
+                h.moments.x[m] = kopt_holds_root_(kind.second, kind.rule, m) ? kopt_mul_octet_(stored, stored) : stored;
             }
             update =
                 kopt_direction_half_octet_(kind, k, &c, old, compensation, x->grad[half], number, stride, 0, 0, &h);
@@ -916,7 +918,8 @@ KOPT_CUDA_FN_ int kopt_cuda_step_octet_(kopt_cuda_octet_ *x, kopt_kind_ kind, co
             }
             KOPT_UNROLL_
             for (m = 0; m < 4; m++) {
-                const kopt_vf32_octet_ new_value = kopt_stores_root_(kind, m) ? h.moments.root[m] : h.moments.x[m];
+                const kopt_vf32_octet_ new_value =
+                    kopt_holds_root_(kind.second, kind.rule, m) ? h.moments.root[m] : h.moments.x[m];
                 const kopt_format each = kopt_moment_format_(kind, m);
                 moment[m][half] = each == KOPT_Q8     ? new_value
                                   : each == KOPT_F32  ? kopt_flush_f32_octet_(new_value)
@@ -1079,12 +1082,13 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const ko
     kind.second = (kopt_format)(MOMENT == KOPT_CUDA_BF16_Q8_ ? (int)KOPT_Q8 : MOMENT);
     if (HOW == KOPT_CUDA_ANY_) return kind;
     if (!kind.feedback) kind.rounding = (kopt_rounding)ROUNDING;
-    if (HOW == KOPT_CUDA_FEW_) {
-        if (kind.rule != KOPT_RULE_SGD && kind.rule != KOPT_RULE_LION && kind.rule != KOPT_RULE_ADAM_ATAN2)
-            kind.rule = KOPT_RULE_ADAM;
-        kind.moment_count = kind.rule == KOPT_RULE_SGD ? kind.moment_count & 1 : kind.rule == KOPT_RULE_LION ? 1 : 2;
-        return kind;
-    }
+    if (HOW == KOPT_CUDA_ONE_) kind.moment_count &= 1;
+    if (HOW == KOPT_CUDA_ONE_ && kind.rule != KOPT_RULE_SGD && kind.rule != KOPT_RULE_LION) kind.rule = KOPT_RULE_EMA;
+    if (HOW == KOPT_CUDA_MORE_ && MOMENT == KOPT_Q8) kind.moment_count = 2;
+    if (HOW == KOPT_CUDA_MORE_ && kind.rule != KOPT_RULE_ADAM_ATAN2 &&
+        (MOMENT == KOPT_Q8 || kind.rule != KOPT_RULE_ADAN))
+        kind.rule = KOPT_RULE_ADAM;
+    if (HOW != KOPT_CUDA_ADAM_) return kind;
     kind.rule = KOPT_RULE_ADAM;
     kind.moment_rounding = kind.residual_rounding = KOPT_STOCHASTIC;
     kind.moment_count = 2;
@@ -1097,8 +1101,9 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const ko
    octet before in this task. */
 template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
 KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index, uint64_t position, uint32_t w[4]) {
+    enum { ONE = HOW == KOPT_CUDA_ONE_, MORE = HOW == KOPT_CUDA_MORE_ };
     enum { MIXED = HOW == KOPT_CUDA_MIXED_, ANY = HOW == KOPT_CUDA_ANY_ || MIXED };
-    enum { PAIRS = ANY ? 1 : 4, Q8 = MOMENT >= KOPT_Q8 };
+    enum { HALF = MOMENT == KOPT_BF16 || MOMENT == KOPT_FP16, Q8 = MOMENT >= KOPT_Q8, PAIRS = !ANY || HALF ? 4 : 1 };
     const kopt_cuda_tensor_ *t = a->tensors + index;
     const kopt_cuda_group_ *g = a->groups + t->group;
     const uint64_t i = position - t->pad, e = t->first + position;
@@ -1107,6 +1112,8 @@ KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index,
     const int whole = !MIXED && i < t->complete && t->wide && (!Q8 || (e & 7) == 0);
     kopt_kind_ kind = kopt_cuda_kind_in_<WEIGHT, MOMENT, ROUNDING, HOW>(t, g);
     kopt_cuda_octet_ x;
+    const int atan2 = kind.rule == KOPT_RULE_ADAM_ATAN2;
+    const int nearest = !atan2 && kind.moment_rounding == KOPT_NEAREST && kind.residual_rounding == KOPT_NEAREST;
     int done = 0, sync = 0, m, q;
     if (MIXED && kind.first != KOPT_Q8 && kind.second != KOPT_Q8) return 0;
     if (!MIXED && (begins || (e & 2047) < 256) && kopt_needs_random_(kind)) {
@@ -1121,24 +1128,18 @@ KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index,
         for (m = 0; m < 4; m++)
             if (m < kind.moment_count && kopt_moment_format_(kind, m) == KOPT_Q8)
                 kopt_cuda_decode_octet_(x.moment[m], x.scale[m], kopt_is_square_(kind.rule, m));
-#define KOPT_CUDA_STEP_(which, count)                       \
-    if (HOW == KOPT_CUDA_FEW_) kind.rule = (which);         \
-    if (HOW == KOPT_CUDA_FEW_) kind.moment_count = (count); \
-    done = kopt_cuda_step_octet_<PAIRS>(&x, kind, &k, w, multiplier)
-        if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_RULE_SGD && kind.moment_count == 0) {
-            KOPT_CUDA_STEP_(KOPT_RULE_SGD, 0);
-        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_RULE_SGD) {
-            KOPT_CUDA_STEP_(KOPT_RULE_SGD, 1);
-        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule == KOPT_RULE_LION) {
-            KOPT_CUDA_STEP_(KOPT_RULE_LION, 1);
-        } else if (HOW == KOPT_CUDA_FEW_ && kind.rule != KOPT_RULE_ADAM_ATAN2 && kind.moment_rounding == KOPT_NEAREST &&
-                   kind.residual_rounding == KOPT_NEAREST) {
-            kind.moment_rounding = kind.residual_rounding = KOPT_NEAREST;
-            KOPT_CUDA_STEP_(KOPT_RULE_ADAM, 2);
-        } else {
-            KOPT_CUDA_STEP_(kind.rule == KOPT_RULE_ADAM_ATAN2 ? kind.rule : KOPT_RULE_ADAM, 2);
-        }
-#undef KOPT_CUDA_STEP_
+#define KOPT_CUDA_OCTET_ kopt_cuda_step_octet_<PAIRS>(&x, kind, &k, w, multiplier)
+#define KOPT_CUDA_AS_(which, count) (kind.rule = (which), kind.moment_count = (count), KOPT_CUDA_OCTET_)
+        done = ONE && kind.rule == KOPT_RULE_EMA     ? KOPT_CUDA_AS_(KOPT_RULE_EMA, 0)
+               : ONE && kind.rule == KOPT_RULE_LION  ? KOPT_CUDA_AS_(KOPT_RULE_LION, 1)
+               : ONE && kind.moment_count == 0       ? KOPT_CUDA_AS_(KOPT_RULE_SGD, 0)
+               : ONE                                 ? KOPT_CUDA_AS_(KOPT_RULE_SGD, 1)
+               : MORE && kind.rule == KOPT_RULE_ADAN ? KOPT_CUDA_AS_(KOPT_RULE_ADAN, 4)
+               : MORE && kind.moment_count == 3      ? KOPT_CUDA_AS_(KOPT_RULE_ADAM, 3) /* AMSGrad */
+               : MORE && nearest
+                   ? (kind.moment_rounding = kind.residual_rounding = KOPT_NEAREST, KOPT_CUDA_AS_(KOPT_RULE_ADAM, 2))
+               : MORE ? KOPT_CUDA_AS_(atan2 ? KOPT_RULE_ADAM_ATAN2 : KOPT_RULE_ADAM, 2)
+                      : KOPT_CUDA_OCTET_;
     }
     KOPT_CUDA_OPAQUE_(index, "r"); /* what is used again is loaded again */
     t = a->tensors + index;
@@ -1163,17 +1164,18 @@ KOPT_CUDA_FN_ int kopt_cuda_step_(const kopt_cuda_arguments_ *a, uint32_t index,
     return done;
 }
 
-/* A warp takes one task after the other, 256 positions at a time. What an octet needs is loaded again for each octet,
-   which takes fewer registers. Of the blocks that a multiprocessor runs at once, 3 limit the registers to 80, 2 to
-   128. */
+/* A warp takes one task after the other, 256 positions at a time. What an octet needs is loaded again for each, which
+   takes fewer registers. The blocks that run at once limit them: 3 to 80, 2 to 128; with 8-bit moments 5 to 96. */
+#define KOPT_CUDA_AT_ONCE_(weight, moment, how)           \
+    ((moment) >= KOPT_Q8 ? 4 + ((how) == KOPT_CUDA_ADAM_) \
+                         : 2 + ((how) < KOPT_CUDA_MORE_ && ((weight) != KOPT_FP16 || (moment) != KOPT_F32)))
 template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
-static __global__ void
-__launch_bounds__(KOPT_THREADS_,
-                  HOW != KOPT_CUDA_ADAM_ || MOMENT >= KOPT_Q8 || (WEIGHT == KOPT_FP16 && MOMENT == KOPT_F32) ? 2 : 3)
+static __global__ void __launch_bounds__(32 * KOPT_CUDA_WARPS_OF_(MOMENT), KOPT_CUDA_AT_ONCE_(WEIGHT, MOMENT, HOW))
     kopt_cuda_step_kernel_(const kopt_cuda_arguments_ a) {
-    uint32_t task = blockIdx.x * KOPT_WARPS_ + (threadIdx.x >> 5), q;
+    enum { WARPS = KOPT_CUDA_WARPS_OF_(MOMENT) };
+    uint32_t task = blockIdx.x * WARPS + (threadIdx.x >> 5), q;
     if (a.control->skip) return;
-    for (; task < a.count; task += gridDim.x * KOPT_WARPS_) {
+    for (; task < a.count; task += gridDim.x * WARPS) {
         uint32_t w[4] = {0, 0, 0, 0};
         uint32_t index = kopt_cuda_find_(a.first_task, a.tensor_count, a.first + task, threadIdx.x & 31);
         uint32_t left = 0; /* the octets that must be stepped element by element */
@@ -1204,19 +1206,17 @@ __launch_bounds__(KOPT_THREADS_,
 /* ---- the prologue of a step: its scalars, and whether it is made. One thread block. A pair of lanes takes one group
         at a time; a lane of the last warp takes what all groups share ---- */
 
-KOPT_CUDA_FN_ double kopt_cuda_double_(float x) { return kopt_bits_to_f64_(kopt_float_to_bits64_(x)); }
-
 /* The scalars of a group's step, by a pair of lanes. The norm is not known yet: with max_norm the clip is 0 here.
    Returns 0 if one of the scalars overflows. */
 KOPT_CUDA_FN_ int kopt_cuda_begin_(const kopt_cuda_options *options, kopt_optimizer *opt, kopt_begun_ *s) {
     const double clip = opt->clip;
     int valid = 1;
     if (options->lr != NULL) {
-        opt->lr = kopt_cuda_double_(*options->lr);
+        opt->lr = kopt_to_double_(*options->lr);
         valid = kopt_between_(opt->lr, 0, KOPT_3E38_);
     }
     if (options->loss_scale != NULL)
-        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_cuda_double_(*options->loss_scale));
+        opt->grad_scale = kopt_div64_(opt->grad_scale, kopt_to_double_(*options->loss_scale));
     if (options->max_norm > 0) opt->clip = 0;
     kopt_copy_options_(opt, s);
     valid &= kopt_compute_scalars_(opt, s);
@@ -1763,8 +1763,7 @@ static kopt_result kopt_cuda_copy_(void *to, const void *from, size_t size, int 
                                              static_cast<cudaStream_t>(stream)));
 }
 
-/* At most as many thread blocks of a kernel as the GPU runs at once: each clears shared memory first and ends with
-   atomic additions. */
+/* At most as many blocks as the GPU runs at once: each clears shared memory first and ends with atomic additions. */
 template <class Kernel> static uint32_t kopt_cuda_resident_(Kernel *kernel, uint32_t blocks) {
     const void *const k = reinterpret_cast<const void *>(kernel);
     int device = 0, processors = 0, each = 0;
@@ -1901,10 +1900,13 @@ static uint32_t kopt_cuda_kernel_of_(const kopt_optimizer *opt, kopt_format weig
     const int mixed = two && (opt->first_moment_format != KOPT_BF16 || opt->second_moment_format != KOPT_Q8);
     const int moment = two ? (int)KOPT_CUDA_BF16_Q8_ : moments == 0 ? (int)weight : (int)opt->first_moment_format;
     const kopt_rounding rounding = f32 ? KOPT_NEAREST : opt->rounding;
-    const int few = moments <= 2 && opt->rule != KOPT_RULE_RANGER && opt->rule != KOPT_RULE_EMA && (!copies || f32);
-    const int adam = few && opt->rule == KOPT_RULE_ADAM && (f32 || opt->residual_rounding == KOPT_STOCHASTIC) &&
+    const int one = opt->rule == KOPT_RULE_SGD || opt->rule == KOPT_RULE_LION || opt->rule == KOPT_RULE_EMA;
+    const int few = opt->rule != KOPT_RULE_RANGER && (!copies || f32);
+    const int adam = few && moments == 2 && opt->rule == KOPT_RULE_ADAM &&
+                     (f32 || opt->residual_rounding == KOPT_STOCHASTIC) &&
                      (moment == (int)KOPT_F32 || opt->moment_rounding == KOPT_STOCHASTIC);
-    const int fits[] = {adam, few, rounding != KOPT_FEEDBACK}; /* by how: the last kernel takes FEEDBACK, too */
+    const int more = few && !one && (moments == 2 || moment != (int)KOPT_Q8);
+    const int fits[] = {adam, few && one, more, rounding != KOPT_FEEDBACK}; /* by how: the last takes FEEDBACK, too */
     const kopt_cuda_kernel_ *k = kopt_cuda_kernels_;
     while (k->how != KOPT_CUDA_MIXED_ && (mixed || k->weight != (int)weight || k->moment != moment || !fits[k->how] ||
                                           (k->how != KOPT_CUDA_ANY_ && k->rounding != (int)rounding)))
@@ -1924,15 +1926,15 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     for (g = 0; g < count; g++) {
         const kopt_tensor *last = NULL; /* the last tensor of this group that has elements */
         kopt_result result = kopt_check_options_(groups[g].opt);
+        kopt_begun_ s;
         if (result != KOPT_OK) return result;
         if (groups[g].tensors == NULL && groups[g].count != 0) return KOPT_ERROR_NULL;
+        kopt_copy_options_(groups[g].opt, &s);
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
             kopt_layout_ layout;
-            result = kopt_check_tensor_(t);
-            if (result != KOPT_OK) return result;
-            layout = kopt_layout_for_(groups[g].opt, t);
-            result = kopt_check_memory_(t, &layout, 1);
+            result = kopt_check_tensor_(&layout, &s, t, KOPT_CHECK_FIELDS_); /* the state is on the GPU */
+            if (result == KOPT_OK) result = kopt_check_memory_(t, &layout, 1);
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
             if (t->counts != NULL || !kopt_is_zero_(t->stable_scale)) return KOPT_ERROR_OPTION;
@@ -2162,7 +2164,7 @@ static uint32_t kopt_cuda_blocks_(const kopt_cuda_plan *plan, uint32_t blocks) {
 KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void *stream) {
     kopt_cuda_arguments_ a = kopt_cuda_arguments_of_(plan, 0, 0);
     kopt_result result;
-    uint32_t kernel;
+    uint32_t kernel, warps;
     if (a.control == NULL) return KOPT_ERROR_NULL;
     result = kopt_cuda_launch_(kopt_cuda_prologue_kernel_, a, 1, KOPT_PROLOGUE_THREADS_, stream);
     if (result == KOPT_OK && plan->stable_ != 0) {
@@ -2178,10 +2180,10 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_step(const kopt_cuda_plan *plan, void 
                                    KOPT_THREADS_, stream);
     for (kernel = 0; kernel < sizeof kopt_cuda_kernels_ / sizeof *kopt_cuda_kernels_ && result == KOPT_OK; kernel++) {
         a = kopt_cuda_arguments_of_(plan, plan->first_[kernel], plan->first_[kernel + 1]);
+        warps = KOPT_CUDA_WARPS_OF_(kopt_cuda_kernels_[kernel].moment);
         if (a.count != 0)
             result = kopt_cuda_launch_(kopt_cuda_kernels_[kernel].kernel, a,
-                                       kopt_cuda_blocks_(plan, (a.count + KOPT_WARPS_ - 1) / KOPT_WARPS_),
-                                       KOPT_THREADS_, stream);
+                                       kopt_cuda_blocks_(plan, (a.count + warps - 1) / warps), 32 * warps, stream);
     }
     return kopt_cuda_end_(plan, result, stream);
 }
@@ -2399,7 +2401,7 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_state_load(const kopt_optimizer *opt, const
     kopt_cuda_init_ k = {};
     kopt_layout_ layout;
     kopt_result result = kopt_cuda_check_twin_(&layout, opt, t, host);
-    if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host);
+    if (result == KOPT_OK) result = kopt_check_state_(&layout, opt, host, KOPT_CHECK_STATE_);
     if (result != KOPT_OK || t->n == 0) return result;
     result = kopt_cuda_refuse_capture_(stream);
     if (result == KOPT_OK) result = kopt_cuda_copy_pieces_(&layout, t, host, 0, stream);
@@ -2555,7 +2557,7 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return m ? yes : no; }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return m ? a : 0; }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
-FN_ vu32_ load8_(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u; }
+FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return ((uint32_t)(*p) ^ 0x80u) - 0x80u; }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
@@ -2571,8 +2573,8 @@ FN_ vu32_ narrow_fp16_(vf32_ a) {
     return r;
 }
 #if KOPT_PASS_ == KOPT_PASS_CUDA_OCTET_
-FN_ vu32_ add16_(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper half stays 0 */
-FN_ vu32_ unpack_low16_(vu32_ a) { return a & 0xFFFFu; }
+FN_ vu32_ K_(add16)(vu32_ a, vu32_ b) { return (a + b) & 0xFFFFu; } /* the upper half stays 0 */
+FN_ vu32_ K_(unpack_low16)(vu32_ a) { return a & 0xFFFFu; }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return a >> 16; }
 #define MIN_MAX_ 1
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return (vf32_)(min((int)a, (int)b)); }

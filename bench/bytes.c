@@ -24,11 +24,21 @@
 
 enum { MOST = 2048, WIDTH = 32, BATCH = 256, HELD_OUT = 2048, SEEDS = 32, MARGIN_SEEDS = 16, LAST = 300 };
 
-/* The rows of the table: the arms of bytes.h, three more, and the peers. */
-enum { ROUNDED = ARMS, DRAWN, AVERAGED, FIRST_PEER, ROWS = FIRST_PEER + PEERS, FP32 = 0, KAHAN = 1, FEEDBACK = 5 };
-static const char *const extra_name[] = {"fp32, rounded to bf16 at the end", "KAHAN, drawn residuals",
+/* The rows of the table: the arms of bytes.h, four more, and the peers. */
+enum {
+    ROUNDED = ARMS,
+    FP16,
+    DRAWN,
+    AVERAGED,
+    FIRST_PEER,
+    ROWS = FIRST_PEER + PEERS,
+    FP32 = 0,
+    KAHAN = 1,
+    FEEDBACK = 5
+};
+static const char *const extra_name[] = {"fp32, rounded to bf16 at the end", "KAHAN, fp16", "KAHAN, drawn residuals",
                                          "FEEDBACK, mean of the last 300 steps"};
-static const char *const extra_bytes[] = {"16", "10", "12"};
+static const char *const extra_bytes[] = {"16", "10", "10", "12"};
 
 typedef enum kind { SQUARES, LION, LOGISTIC, ZIPF, TUNING } kind;
 typedef struct task {
@@ -86,7 +96,7 @@ static double dot(const double *a, const double *b, int n) { /* n is a multiple 
 static int has_cell(const task *t, int row) {
     if (t->kind == ZIPF && row >= FIRST_PEER && peers[row - FIRST_PEER].weight == MASTER_WEIGHT) return 0;
     if (row == DRAWN || row == AVERAGED) return t->kind == TUNING;
-    if (t->kind != LION || row == ROUNDED) return 1;
+    if (t->kind != LION || row == ROUNDED || row == FP16) return 1;
     if (row >= FIRST_PEER) return peers[row - FIRST_PEER].has_lion;
     return arms[row].rounding != KOPT_FEEDBACK && arms[row].first == arms[row].second;
 }
@@ -96,7 +106,7 @@ typedef struct trainee {
     kopt_optimizer o;
     kopt_tensor tensor;
     float w32[MOST], g[MOST];
-    kopt_bf16 w16[MOST];
+    uint16_t w16[MOST];
     uint64_t state[KOPT_STATE_BYTES(MOST, 16) / 8 + 1];
     double w[MOST], sum[MOST]; /* what a forward pass reads, and its sum over the last steps */
     peer_state peer;
@@ -105,7 +115,8 @@ static trainee trainees[ROWS];
 
 static void begin(const task *t, int row, int seed, const float *first) {
     trainee *const r = &trainees[row];
-    const arm *const a = &arms[row == DRAWN ? KAHAN : row];
+    const arm *const a = &arms[row == DRAWN || row == FP16 ? KAHAN : row];
+    const kopt_format format = row == FP16 ? KOPT_FP16 : a->weight;
     const int n = t->rows * t->width;
     r->o = t->kind == LION ? kopt_lion(t->lr) : kopt_adamw(t->lr);
     r->o.weight_decay = 0;
@@ -122,7 +133,7 @@ static void begin(const task *t, int row, int seed, const float *first) {
     r->o.rounding = a->rounding;
     r->o.first_moment_format = a->first;
     r->o.second_moment_format = a->second;
-    r->tensor = kopt_tensor_of(a->weight == KOPT_F32 ? (void *)r->w32 : r->w16, a->weight, r->g, KOPT_F32, (size_t)n,
+    r->tensor = kopt_tensor_of(format == KOPT_F32 ? (void *)r->w32 : r->w16, format, r->g, KOPT_F32, (size_t)n,
                                r->state, sizeof r->state);
     must(kopt_state_init(&r->o, &r->tensor, 1, first));
     if (row == DRAWN) must(kopt_state_dither(&r->o, &r->tensor, 1));
@@ -141,6 +152,8 @@ static const double *weights(const task *t, int row) {
         for (i = 0; i < n; i++) r->w[i] = r->peer.weight[i];
     else if (row == FP32)
         for (i = 0; i < n; i++) r->w[i] = r->w32[i];
+    else if (row == FP16)
+        for (i = 0; i < n; i++) r->w[i] = kopt_f32_from_fp16(r->w16[i]);
     else
         for (i = 0; i < n; i++) r->w[i] = kopt_f32_from_bf16(r->w16[i]);
     return r->w;
@@ -290,19 +303,24 @@ static void print_cell(double mean, double half_width, double margin) {
 
 static double mean[TASKS][ROWS];
 
-/* ---- The plot: a panel for each task ---- */
+/* ---- The plot: a panel for each task, without PyTorch in fp16, which is far above ---- */
 
 enum { PANEL_X = 300, PANEL_Y = 240 };
 
 static void write_marker(FILE *file, int row, double x, double y) {
     static const char *const colour[] = {"", "#f08c00", "#0b3d91", "#57b894", "", "#8250df"}; /* by rounding */
-    static const char *const letters[] = {"C+", "b", "C", "o", "t", "F", "t"};                /* of peers */
+    static const char *const letters[] = {"C+", "b", "C", "o", "o16", "t", "", "F", "t"};     /* of peers */
     if (row >= FIRST_PEER)
         fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" font-size=\"13\">%s</text>\n", x + 6, y + 4,
                 letters[row - FIRST_PEER]);
     else
         fprintf(file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"5\" fill=\"%s\" fill-opacity=\"0.85\"/>\n", x, y,
                 colour[arms[row].rounding]);
+}
+
+static int is_drawn(const task *t, int row) {
+    if (row >= FIRST_PEER) return has_cell(t, row) && peers[row - FIRST_PEER].weight != FP16_WEIGHT;
+    return row <= ROUNDED && has_cell(t, row);
 }
 
 static void write_svg(FILE *file) {
@@ -321,7 +339,8 @@ static void write_svg(FILE *file) {
         const double left = 50 + j % 3 * PANEL_X, top = 90 + j / 3 * PANEL_Y, width = 240, height = 170;
         const double low = tasks[j].margin, bottom = top + height;
         double decades = 1;
-        for (row = 1; row < ROWS; row++) decades = fmax(decades, log10(fmax(mean[j][row], low) / low) + .1);
+        for (row = 1; row < ROWS; row++)
+            if (is_drawn(&tasks[j], row)) decades = fmax(decades, log10(fmax(mean[j][row], low) / low) + .1);
         fprintf(file, "<text x=\"%g\" y=\"%g\" font-weight=\"bold\">%s</text>\n", left, top - 8, tasks[j].name);
         fprintf(file, "<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"14\" fill=\"#e4e7eb\"/>\n", left, bottom - 14,
                 width);
@@ -341,7 +360,7 @@ static void write_svg(FILE *file) {
             const double above = log10(fmax(mean[j][row], low) / low),
                          y = bottom - 14 - above * (height - 20) / decades;
             const double at = mean[j][row] <= low ? bottom - 7 : y;
-            if (!has_cell(&tasks[j], row) || row == DRAWN || row == AVERAGED) continue;
+            if (!is_drawn(&tasks[j], row)) continue;
             if (row == ROUNDED)
                 fprintf(file, "<path d=\"M%g %.1fH%g\" stroke=\"#57606a\" stroke-dasharray=\"4 3\"/>\n", left, at,
                         left + width);
@@ -354,7 +373,7 @@ static void write_svg(FILE *file) {
         fprintf(file, "<text x=\"%d\" y=\"834\">%s</text>\n", 70 + j * 110, legend[j]);
     }
     fputs("<text x=\"55\" y=\"858\">C, C+: Collage-light, -plus; b: bitsandbytes, fp32 weights; F: FlashOptim; o: "
-          "optimi; t: torchao, written anew.</text>\n</svg>\n",
+          "optimi, o16: in fp16; t: torchao, written anew. PyTorch in fp16 is far above.</text>\n</svg>\n",
           file);
 }
 

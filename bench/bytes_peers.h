@@ -1,7 +1,8 @@
-/* AdamW, and Lion, as other projects make them, written anew from their papers and sources: none is run as its package.
-   Arrays of floats have what the codes of a project mean, after each step. Gradients are fp32, steps are computed in
-   fp32 and stored as the project does; Collage computes in bf16. Moments and weights are rounded to nearest, but for
-   torchao's weights. 8-bit moments are so at any size, though torchao and bitsandbytes begin at 4,096 elements. */
+/* AdamW, and Lion, as other projects make them, written anew from their papers and sources: none is run as its
+   package. Arrays of floats have what the codes of a project mean, after each step. Gradients are fp32, steps are
+   computed in fp32 and stored as the project does; Collage computes in bf16, PyTorch in fp16, where an eps of 1e-8 is
+   0. Moments and weights are rounded to nearest, but for torchao's weights. 8-bit moments are so at any size, though
+   torchao and bitsandbytes begin at 4,096 elements. */
 #ifndef BYTES_PEERS_H
 #define BYTES_PEERS_H
 #include "companded.h"
@@ -12,10 +13,19 @@
 
 enum { PEER_ROOM = 4096 };
 
-typedef enum moment_store { FP32_MOMENT, BF16_MOMENT, PAIR_MOMENT, DYNAMIC_MOMENT, COMPANDED_MOMENT } moment_store;
+typedef enum moment_store {
+    FP32_MOMENT,
+    BF16_MOMENT,
+    FP16_MOMENT,
+    PAIR_MOMENT,
+    DYNAMIC_MOMENT,
+    COMPANDED_MOMENT
+} moment_store;
 typedef enum weight_store {
     MASTER_WEIGHT,
     KAHAN_WEIGHT,
+    KAHAN_FP16_WEIGHT,
+    FP16_WEIGHT,
     PAIR_WEIGHT,
     STOCHASTIC_WEIGHT,
     CORRECTED_WEIGHT
@@ -27,15 +37,18 @@ typedef struct peer {
     moment_store first, second;
     int debiased; /* moments are stored after the correction of their bias */
     int has_lion;
+    double eps;
 } peer;
 static const peer peers[] = {
-    {"Collage-plus", "12", PAIR_WEIGHT, BF16_MOMENT, PAIR_MOMENT, 0, 0},
-    {"bitsandbytes, fp32 weights and a bf16 copy", "10.03", MASTER_WEIGHT, DYNAMIC_MOMENT, DYNAMIC_MOMENT, 0, 1},
-    {"Collage-light", "10", PAIR_WEIGHT, BF16_MOMENT, BF16_MOMENT, 0, 0},
-    {"optimi, Kahan", "10", KAHAN_WEIGHT, BF16_MOMENT, BF16_MOMENT, 1, 1},
-    {"torchao, stochastic", "8", STOCHASTIC_WEIGHT, BF16_MOMENT, BF16_MOMENT, 0, 0},
-    {"FlashOptim", "7.13", CORRECTED_WEIGHT, COMPANDED_MOMENT, COMPANDED_MOMENT, 0, 1},
-    {"torchao, stochastic, 8-bit moments", "6.03", STOCHASTIC_WEIGHT, DYNAMIC_MOMENT, DYNAMIC_MOMENT, 0, 0}};
+    {"Collage-plus", "12", PAIR_WEIGHT, BF16_MOMENT, PAIR_MOMENT, 0, 0, 1e-8},
+    {"bitsandbytes, fp32 weights and a bf16 copy", "10.03", MASTER_WEIGHT, DYNAMIC_MOMENT, DYNAMIC_MOMENT, 0, 1, 1e-8},
+    {"Collage-light", "10", PAIR_WEIGHT, BF16_MOMENT, BF16_MOMENT, 0, 0, 1e-8},
+    {"optimi, Kahan", "10", KAHAN_WEIGHT, BF16_MOMENT, BF16_MOMENT, 1, 1, 1e-8},
+    {"optimi, Kahan, fp16, eps 1e-6", "10", KAHAN_FP16_WEIGHT, FP16_MOMENT, FP16_MOMENT, 1, 0, 1e-6},
+    {"torchao, stochastic", "8", STOCHASTIC_WEIGHT, BF16_MOMENT, BF16_MOMENT, 0, 0, 1e-8},
+    {"PyTorch, fp16, eps 1e-6", "8", FP16_WEIGHT, FP16_MOMENT, FP16_MOMENT, 0, 0, 1e-6},
+    {"FlashOptim", "7.13", CORRECTED_WEIGHT, COMPANDED_MOMENT, COMPANDED_MOMENT, 0, 1, 1e-8},
+    {"torchao, stochastic, 8-bit moments", "6.03", STOCHASTIC_WEIGHT, DYNAMIC_MOMENT, DYNAMIC_MOMENT, 0, 0, 1e-8}};
 enum { PEERS = sizeof peers / sizeof *peers };
 
 typedef struct peer_state {
@@ -45,6 +58,7 @@ typedef struct peer_state {
 } peer_state;
 
 static float to_bf16(float x) { return kopt_f32_from_bf16(kopt_bf16_from_f32(x)); }
+static float to_fp16(float x) { return kopt_f32_from_fp16(kopt_fp16_from_f32(x)); }
 
 /* The sum of a pair of bf16 numbers and a third, as a pair (Grow), in bf16: two times Dekker's Fast2Sum. */
 static void pair_add(float *high, float *low, float x) {
@@ -99,6 +113,7 @@ static void store_moments(moment_store store, float *x, int n, int is_square) {
     if (store == DYNAMIC_MOMENT) store_dynamic(x, n, is_square);
     if (store == COMPANDED_MOMENT) store_companded(x, n, is_square);
     for (i = 0; i < n && store == BF16_MOMENT; i++) x[i] = to_bf16(x[i]);
+    for (i = 0; i < n && store == FP16_MOMENT; i++) x[i] = to_fp16(x[i]);
 }
 
 /* The weight minus an update. */
@@ -111,12 +126,15 @@ static void store_weight(const peer *p, peer_state *s, int i, float update) {
         *w = to_bf16(full);
         *rest = full - *w;
         break;
-    case KAHAN_WEIGHT: { /* optimi's kernel: the compensated update in bf16, its error from fp32 */
+    case KAHAN_WEIGHT:
+    case KAHAN_FP16_WEIGHT: { /* optimi's kernel: the compensated update in 16 bits, its error from fp32 */
+        float (*const nearest)(float) = p->weight == KAHAN_WEIGHT ? to_bf16 : to_fp16;
         const float compensated = *rest - update;
-        *w = to_bf16(old + to_bf16(compensated));
-        *rest = to_bf16(compensated + old - *w);
+        *w = nearest(old + nearest(compensated));
+        *rest = nearest(compensated + old - *w);
         break;
     }
+    case FP16_WEIGHT: *w = to_fp16(old - update); break;
     case PAIR_WEIGHT: pair_add(w, rest, -update); break;
     case STOCHASTIC_WEIGHT:
         s->random ^= s->random << 13;
@@ -157,6 +175,21 @@ static void collage_step(const peer *p, peer_state *s, const float *grad, int n,
     }
 }
 
+/* PyTorch, where it is not fused: each operation is rounded to fp16. */
+static void fp16_step(const peer *p, peer_state *s, const float *grad, int n, const kopt_optimizer *o, double c1,
+                      double c2) {
+    const float a1 = (float)(1 - o->beta1), b2 = (float)o->beta2, a2 = (float)(1 - o->beta2), eps = (float)p->eps;
+    int i;
+    for (i = 0; i < n; i++) {
+        const float g = to_fp16(grad[i]);
+        float *const m = &s->first[i], *const v = &s->second[i], root;
+        *m = to_fp16(*m + a1 * (g - *m));
+        *v = to_fp16(to_fp16(b2 * *v) + a2 * g * g);
+        root = to_fp16(to_fp16(to_fp16(sqrtf(*v)) / (float)sqrt(c2)) + eps);
+        store_weight(p, s, i, (float)(o->lr / c1) * (*m / root));
+    }
+}
+
 /* Step number `step`, from 1. */
 static void peer_step(const peer *p, peer_state *s, const float *g, int n, const kopt_optimizer *o, int step,
                       int is_lion) {
@@ -165,6 +198,10 @@ static void peer_step(const peer *p, peer_state *s, const float *g, int n, const
     int i;
     if (p->weight == PAIR_WEIGHT) {
         collage_step(p, s, g, n, o, c1, c2);
+        return;
+    }
+    if (p->weight == FP16_WEIGHT) {
+        fp16_step(p, s, g, n, o, c1, c2);
         return;
     }
     if (p->debiased) a1 = (float)((1 - o->beta1) / c1), a2 = (float)((1 - o->beta2) / c2), to_m = to_v = 1;
@@ -179,7 +216,7 @@ static void peer_step(const peer *p, peer_state *s, const float *g, int n, const
         } else {
             *m += a1 * (g[i] - *m);
             *v += a2 * (g[i] * g[i] - *v);
-            update = (float)o->lr * (*m * to_m) / (sqrtf(*v * to_v) + (float)o->eps);
+            update = (float)o->lr * (*m * to_m) / (sqrtf(*v * to_v) + (float)p->eps);
         }
         store_weight(p, s, i, update);
     }

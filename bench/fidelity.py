@@ -174,12 +174,12 @@ def bytes_each(parameters, optimizer):
 
 
 class Method:
-    """wide: fp32 throughout. peer: the package of PyPI that it needs. width: of its line."""
+    """wide: fp32 throughout; rounded: until it is measured. peer: the package of PyPI that it needs. width: of its
+    line."""
 
-    def __init__(self, name, colour, make, wide=False, peer=None, formats=("bf16", "fp16"),
-                 width=1.5):
+    def __init__(self, name, colour, make, wide=False, peer=None, formats=("bf16", "fp16"), width=1.5, rounded=False):
         self.name, self.colour, self.make, self.wide, self.peer = name, colour, make, wide, peer
-        self.formats, self.width = formats, width
+        self.formats, self.width, self.rounded = formats, width, rounded
 
     def start(self, parameters, seed, **changes):
         torch.manual_seed(seed)  # torchao draws its random bits from here
@@ -219,26 +219,49 @@ def heavyball_adamw(parameters, hyper):
     return importlib.import_module("heavyball").AdamW(parameters, ecc=mode, param_ecc=mode, **hyper)
 
 
-FP32, NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT, Q8 = (
-    "fp32", "NEAREST", "STOCHASTIC", "KAHAN", "COMPACT", "EXACT", "COMPACT with 8-bit moments")
+def optimi_eps_adamw(parameters, hyper):
+    return optimi_adamw(parameters, {**hyper, "eps": 1e-6})
+
+
+def torch_eps_adamw(parameters, hyper):
+    return torch_adamw(parameters, {**hyper, "eps": 1e-6})
+
+
+FP32, NEAREST, STOCHASTIC, KAHAN, COMPACT, EXACT, FEEDBACK = (
+    "fp32", "NEAREST", "STOCHASTIC", "KAHAN", "COMPACT", "EXACT", "FEEDBACK")
+ROUNDED, KAHAN_V, COMPACT_V, Q8, FEEDBACK_V, FEEDBACK_Q8 = (
+    "fp32 rounded at the end", "KAHAN with 8-bit second moments", "COMPACT with 8-bit second moments",
+    "COMPACT with 8-bit moments", "FEEDBACK with 8-bit second moments", "FEEDBACK with 8-bit moments")
 TORCH, OPTIMI, TORCHAO, BNB, HEAVY = (
     "torch 16-bit", "optimi Kahan", "torchao stochastic", "bitsandbytes 8-bit", "HeavyBall ecc")
 OPTIMI_OWN, FP32_OWN = "optimi Kahan, its beta2 of 0.99", "fp32, beta2 of 0.99"
+OPTIMI_EPS, TORCH_EPS = "optimi Kahan with an eps of 1e-6", "torch 16-bit with an eps of 1e-6"
+V8 = {"second_moment_format": kopt.KOPT_Q8}
 METHODS = {m.name: m for m in (
     Method(FP32, "#8c959f", peer(torch_adamw), wide=True, width=9),  # of PyTorch: a reference that is not ours
+    Method(ROUNDED, "#57606a", peer(torch_adamw), wide=True, rounded=True),
     Method(EXACT, "#2ca25f", ours(kopt.KOPT_EXACT), width=6),
     Method(KAHAN, "#0b3d91", ours(kopt.KOPT_KAHAN), width=2.5),
+    Method(KAHAN_V, "#4c6fbf", ours(kopt.KOPT_KAHAN, **V8)),
     Method(COMPACT, "#218bff", ours(kopt.KOPT_COMPACT), width=4),
+    Method(COMPACT_V, "#79b8ff", ours(kopt.KOPT_COMPACT, **V8)),
     Method(Q8, "#1b7c83", ours(kopt.KOPT_COMPACT, moments=kopt.KOPT_Q8)),
+    Method(FEEDBACK, "#57b894", ours(kopt.KOPT_FEEDBACK), width=3),
+    Method(FEEDBACK_V, "#3d8b6e", ours(kopt.KOPT_FEEDBACK, **V8)),
+    Method(FEEDBACK_Q8, "#9a6700", ours(kopt.KOPT_FEEDBACK, moments=kopt.KOPT_Q8)),
     Method(STOCHASTIC, "#f08c00", ours(kopt.KOPT_STOCHASTIC)),
     Method(NEAREST, "#d1242f", ours(kopt.KOPT_NEAREST, moment_rounding=kopt.KOPT_NEAREST)),
     Method(OPTIMI, "#8250df", peer(optimi_adamw), peer="optimi"),
     Method(TORCHAO, "#bc4c00", peer(torchao_adamw), peer="torchao", formats=("bf16",)),
     Method(TORCH, "#e85aad", peer(torch_adamw), peer="torch"),
+    Method(OPTIMI_EPS, "#b392f0", peer(optimi_eps_adamw), peer="optimi", formats=("fp16",)),
+    Method(TORCH_EPS, "#f2a6d2", peer(torch_eps_adamw), peer="torch", formats=("fp16",)),
     Method(BNB, "#6e5a2e", peer(bitsandbytes_adamw), peer="bitsandbytes"),
     Method(HEAVY, "#1f2328", peer(heavyball_adamw, HeavyBall), peer="heavyball"))}
-OURS = [EXACT, KAHAN, COMPACT, Q8, STOCHASTIC, NEAREST]
-KEEPS = [EXACT, KAHAN, COMPACT, Q8, STOCHASTIC]  # all that do not round to nearest
+KEEPS = [EXACT, KAHAN, KAHAN_V, COMPACT, COMPACT_V, Q8, FEEDBACK, FEEDBACK_V, FEEDBACK_Q8, STOCHASTIC]
+OURS = KEEPS + [NEAREST]
+QUICK_ARMS = [FP32, EXACT, KAHAN, COMPACT, Q8, FEEDBACK_Q8, STOCHASTIC, NEAREST]
+MOMENTS_ONLY = [ROUNDED, KAHAN_V, COMPACT_V, Q8, FEEDBACK_V, FEEDBACK_Q8]  # weights are stored as another arm's
 
 # Formats and roundings of the second moment. Weights play no part.
 MOMENTS = {m.name: m for m in (
@@ -392,12 +415,15 @@ def train(task, method, seed, size):
             if clean % 500 == 0:
                 scale *= 2
         optimizer.step()
+    size = bytes_each(weights, optimizer)
+    if method.rounded:
+        weights, store = [w.detach().to(task.dtype) for w in weights], storing(task.dtype)
     with torch.no_grad():
         losses = []
         for part in (training, held_out):
             chosen = torch.linspace(0, len(part[0]) - 1, min(most, len(part[0]))).long()
             losses.append(task.loss([w.float() for w in weights], [x[chosen] for x in part], store).item())
-    return [(*losses, bytes_each(weights, optimizer), skipped)]
+    return [(*losses, size, skipped)]
 
 
 # ---- one weight tensor -----------------------------------------------------------------------------------------------
@@ -482,8 +508,10 @@ def job(arguments):
 def run(size, methods, versions):
     jobs = []
     for method in methods:  # the long ones first
-        jobs.append(("stall", (method,), stall, (method, size["stall"])))
-        jobs.append(("decay", (method,), decay, (method, size["decay"])))
+        if method not in MOMENTS_ONLY + [FEEDBACK, OPTIMI_EPS, TORCH_EPS]:  # FEEDBACK refuses a beta1 of 0
+            jobs.append(("stall", (method,), stall, (method, size["stall"])))
+        if method not in MOMENTS_ONLY + [OPTIMI_EPS, TORCH_EPS]:
+            jobs.append(("decay", (method,), decay, (method, size["decay"])))
     peers = {METHODS[method].peer for method in methods}
     for method in MOMENTS:
         if MOMENTS[method].peer in peers:
@@ -538,7 +566,7 @@ class Results:
             self.rows[name] = rows
         with open(OUT + "_versions.txt", encoding="utf-8") as file:
             self.versions = file.read().strip()
-        present = {row["method"] for row in self.rows["decay"]}
+        present = {row["method"] for row in self.rows["loss"]}
         self.methods = [name for name in METHODS if name in present]
         self.losses = {(task, method): Losses(self.rows["loss"], task, method) for task in TASKS
                        for method in self.methods if TASKS[task].format in METHODS[method].formats}
@@ -674,10 +702,10 @@ def ticks(axis, seen):
 
 
 def draw_loss(r):
-    title = r.claim("EXACT, KAHAN, COMPACT, STOCHASTIC and 8-bit moments: level with fp32. NEAREST is not",
+    title = r.claim("EXACT, KAHAN, COMPACT, FEEDBACK, STOCHASTIC, 8-bit moments: level with fp32. NEAREST is not",
                     not_level(r, KEEPS) + not_level(r, [NEAREST], level=False))
-    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 5.2), sharey=True)
     names = [name for name in r.methods if name != FP32]
+    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 1.6 + 0.36 * len(names)), sharey=True)
     for panel, task in zip(axes, TASKS.values()):
         panel.set_xscale("symlog", **SYMLOG)
         panel.axvspan(-MARGIN, MARGIN, color="#ddf4e4", zorder=0)
@@ -686,7 +714,8 @@ def draw_loss(r):
         for y, name in enumerate(names):
             losses = r.losses.get((task.name, name))
             if losses is None:
-                panel.text(0, y, "bf16 only", ha="center", va="center", fontsize=9, color="#57606a")
+                panel.text(0, y, METHODS[name].formats[0] + " only", ha="center", va="center", fontsize=9,
+                           color="#57606a")
             elif not losses.finite:
                 panel.text(0, y, "NaN in %d of %d runs" % (losses.lost, losses.count), ha="center", va="center",
                            fontsize=9, color="#d1242f")
@@ -706,16 +735,15 @@ def draw_loss(r):
     count = r.losses[next(iter(TASKS)), FP32].count
     save(figure, "loss", title, "Final training loss minus that of fp32 with the same seed: mean of %d seeds, 95 %% "
          "interval, each run a thin line. Level: in the green band" % count)
-    head, rows = ["", "bytes per parameter", "training loss minus fp32"], []
-    for task in TASKS.values():
-        fp32 = r.losses[task.name, FP32]
-        rows.append(["**%s**, %s; fp32: %.4f±%.4f" % ((task.name, task.format) + fp32.loss), "%.2f" % fp32.bytes, ""])
-        for name in r.methods:
-            losses = r.losses.get((task.name, name))
-            if losses is None or name == FP32:
-                continue
-            rows.append([name, "%.2f" % losses.bytes, signed(losses.minus) if losses.finite else str(losses)])
-    table("loss", head, rows)
+    rows = []
+    for name in r.methods:
+        found = [r.losses.get((task, name)) for task in TASKS]
+        size = next(losses.bytes for losses in found[1:] if losses)  # of the language model, if it has this method
+        rows.append([name, "%.2f" % size] + ["" if losses is None else "%.4f±%.4f" % losses.loss if name == FP32 else
+                                             signed(losses.minus) if losses.finite else str(losses)
+                                             for losses in found])
+    table("loss", ["training loss minus fp32, or its own", "bytes per parameter"] +
+          ["%s, %s" % (task.name, task.format) for task in TASKS.values()], rows)
 
 
 def draw_stall(r):
@@ -733,7 +761,7 @@ def draw_stall(r):
         r.claim("the compensation of optimi, which rounds to nearest, stops, too: less than a third at 1e-6 and below",
                 [no(OPTIMI, u) for u in UPDATES if u <= 1e-6 and share(OPTIMI, u) > 1 / 3])
     figure, axes = pyplot().subplots(figsize=(9.6, 5.4))
-    names = [name for name in r.methods if name != Q8]
+    names = [name for name in r.methods if r.curve("stall", method=name)]
     for name in names:
         rows = r.curve("stall", method=name)
         curve(axes, name, *([row[key] for row in rows] for key in ("update", "share", "half")))
@@ -757,15 +785,15 @@ def draw_decay(r):
     exact = lambda step: math.exp(step * math.log1p(-rate))
     lost = lambda name: 1 - r.end("decay", method=name)["factor"]
     last = r.end("decay", method=FP32)["step"]
+    names = [name for name in r.methods if r.curve("decay", method=name)]
     right = 1 - exact(last)
     dead = r.of(NEAREST, TORCH, OPTIMI, BNB)
-    wrong = ["%s: %.4f" % (m, 1 - lost(m)) for m in r.of(FP32, *KEEPS, TORCHAO, HEAVY)
+    wrong = ["%s: %.4f" % (m, 1 - lost(m)) for m in names if m not in dead
              if abs(lost(m) / right - 1) > 0.03]
     wrong += ["%s: %.4f" % (m, 1 - lost(m)) for m in dead if abs(lost(m)) > 0.01 * right]
     title = r.claim("Weight decay alone: weights rounded to nearest do not decay at all" +
                     (", nor do optimi's" if OPTIMI in r.methods else ""), wrong)
     figure, axes = pyplot().subplots(figsize=(9.6, 5.2))
-    names = [name for name in r.methods if name != Q8]
     for i, name in enumerate(names):
         rows = r.curve("decay", method=name)
         curve(axes, name, *([row[key] for row in rows] for key in ("step", "factor", "half")), 3 * i, 10)
@@ -801,16 +829,9 @@ def draw_moment(r):
     legend(figure, axes[0], 0.79)
     save(figure, "moment", title, "AdamW, beta2 = %g. The gradients of every second weight of 4096 drop: mean of their "
          "second moments, 95 %% interval" % HYPER["betas"][1], 0.79)
-    table("moment", ["second moment / that of fp32", "bytes per parameter", "before", "drop by 10: on the way, at most",
-                     "at the end", "drop by 100: on the way, at most", "at the end"],
-          [[name, "%.1f" % r.end("moment", method=name)["bytes"],
-            "%.3f" % (before(r, name) / before(r, BESIDE.get(name, FP32)))] +
-           ["%.3g" % x for drop in (10, 100) for x in (highest(r, name, drop), times(name, drop))] for name in names])
-
-
-def highest(r, name, drop):
-    pairs = zip(*(r.curve("moment", method=m, drop=float(drop)) for m in (name, BESIDE.get(name, FP32))))
-    return max(mine["v"] / theirs["v"] for mine, theirs in pairs if mine["step"] > 0)
+    table("moment", ["second moment / that of fp32", "before", "drop by 10", "drop by 100"],
+          [[name, "%.3f" % (before(r, name) / before(r, BESIDE.get(name, FP32)))] +
+           ["%.3g" % times(name, drop) for drop in (10, 100)] for name in names])
 
 
 def before(r, name):
@@ -818,12 +839,13 @@ def before(r, name):
 
 
 def draw_bytes(r):
-    wrong = not_level(r, [Q8])
+    wrong = not_level(r, [Q8, FEEDBACK_Q8])
     bytes_of = lambda name: max(r.losses[task, name].bytes for task in TASKS if (task, name) in r.losses)
-    wrong += ["%s: %.2f bytes" % (Q8, bytes_of(Q8)) for _ in [0] if bytes_of(Q8) > 7.1]
-    fewer = [m for m in r.methods if bytes_of(m) < bytes_of(Q8)]
+    wrong += ["%s: %.2f bytes" % (m, bytes_of(m)) for m, most in ((Q8, 7.1), (FEEDBACK_Q8, 6.1)) if bytes_of(m) > most]
+    fewer = [m for m in r.methods if bytes_of(m) < bytes_of(Q8) and m not in KEEPS]
     wrong += ["%s, too, with %.2f bytes" % (m, bytes_of(m)) for m in fewer if not not_level(r, [m])]
-    title = r.claim("COMPACT with 8-bit moments: level with fp32 at 7.1 bytes per parameter instead of 16", wrong)
+    title = r.claim("With 8-bit moments: COMPACT at 7.1 and FEEDBACK at 6.1 bytes per parameter are level with fp32 at "
+                    "16", wrong)
     figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 5.2), sharey=True)
     top = max(losses.minus[0] for losses in r.losses.values() if losses.finite)
     for panel, task in zip(axes, TASKS.values()):
@@ -878,7 +900,7 @@ def main(words):
             print("fidelity: there are no results to draw: run it without `draw` first", file=sys.stderr)
             return 2
     elif "quick" in words:
-        run(QUICK, [FP32] + OURS, "torch " + torch.__version__)
+        run(QUICK, QUICK_ARMS, "torch " + torch.__version__)
     else:
         found = packages()
         methods = [m.name for m in METHODS.values() if m.peer is None or m.peer in found]

@@ -17,7 +17,7 @@ bench_usage() {
 ./build.sh bench atan2               the rules of KAHAN_OPT_VMATH beside AdamW, also by SLEEF if installed
 ./build.sh bench wasm [ROUNDS]       WebAssembly without and with its vectors, in node
 ./build.sh bench torch [ROUNDS]      a step of KahanAdamW beside torch's AdamW, for 1 to 10,000 tensors
-./build.sh bench torch tests         the tests of the optimizers with the newest PyTorch (installs it: 5 GB)
+./build.sh bench torch tests         our tests with the newest PyTorch, and those of others (installs it: 6 GB)
 ./build.sh bench converters          convert.py with bitsandbytes, optimi, torchao (installs them: 6 GB)
 ./build.sh bench fidelity [quick]    what 16 bit loses, with error bars (docs/evidence.md); draw: once more
 ./build.sh bench finetuning [quick | bandit | policy] 16-bit checkpoints: what is seen (docs/fine-tuning.md)
@@ -176,7 +176,7 @@ bench_torch() {
         for test in test_torch test_torch_optim test_torch_many; do
             (exec_python torch tests/examples/$test.py build/python)
         done
-        exit
+        exec python3 bench/suites.py
     fi
     exec_python torch bench/torch_steps.py "$@"
     echo "bench: torch needs PyTorch: ./build.sh setup, or bench --peers, installs it" >&2

@@ -1,6 +1,7 @@
 """A larger network than those of bench/fidelity.py: a GPT of a million weights learns 6 MB of text, then another text.
 
-    ./build.sh bench scale          20 minutes of 2 idle cores; begun again, it makes the runs that are missing
+    ./build.sh bench scale          some 40 minutes of 2 idle cores with fast bf16, without many hours; begun again, it
+                                    makes the runs that are missing
     ./build.sh bench scale quick    a small network: seconds
     ./build.sh bench scale draw     the table and the claims of the last run again
 
@@ -39,11 +40,13 @@ import finetuning  # noqa: E402
 import kahan_opt as kopt  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from fidelity import FP32, KAHAN, NEAREST, Q8, STOCHASTIC  # noqa: E402
+from fidelity import (COMPACT_V, FEEDBACK, FEEDBACK_Q8, FEEDBACK_V, FP32, KAHAN, KAHAN_V, NEAREST, Q8,  # noqa: E402
+                      ROUNDED, STOCHASTIC)
 from finetuning import DRAWN, MIXED  # noqa: E402
 
 fidelity.OUT = OUT = "build/bench/scale" + ("_quick" if QUICK else "")
-ARMS = [FP32, MIXED, KAHAN, KAHAN + DRAWN, STOCHASTIC, Q8, Q8 + DRAWN, NEAREST]
+SAME_STORE = [] if QUICK else [KAHAN_V, COMPACT_V, FEEDBACK, FEEDBACK_V]  # of weights, as that of another arm
+ARMS = [FP32, ROUNDED, MIXED, KAHAN, KAHAN + DRAWN, STOCHASTIC, Q8, Q8 + DRAWN, FEEDBACK_Q8] + SAME_STORE + [NEAREST]
 TRAIN, TUNE = "training", "fine-tuning"
 FIELDS = "setup phase arm seed step training held_out bytes".split()
 
@@ -135,6 +138,10 @@ def run(job):
             size = 2 * leaves[0].element_size() + one.state_bytes() / sum(x.numel() for x in leaves)
             rows.append((setup(), *job, step, loss(leaves, part) if phase == TRAIN else "",
                          loss(values if step == 0 else leaves, held_out), "%.2f" % size if step else ""))
+        if step in marks and arm == FP32:
+            rounded = [x.detach().bfloat16() for x in leaves]
+            rows.append((setup(), phase, ROUNDED, seed, step, loss(rounded, part) if phase == TRAIN else "",
+                         loss(rounded, held_out), "%.2f" % size))
         if step == marks[-1]:
             break
         if phase == TRAIN:
@@ -164,7 +171,7 @@ def initialize(*shared):
 def setup():
     """Runs with another one are forgotten."""
     parts = (LAYERS, WIDTH, HEADS, LENGTH, BATCH, STEPS, FIRST, LAST, TUNING, MARKS, WINDOWS, fidelity.HYPER,
-             torch.__version__, text(TRAIN), text(TUNE))
+             torch.__version__, text(TRAIN), text(TUNE), ROUNDED)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
 
@@ -177,9 +184,10 @@ def read():
 def run_all():
     rows = read()
     done = {(row["phase"], row["arm"], row["seed"]) for row in rows}
-    jobs = [(phase, arm, seed) for phase in (TRAIN, TUNE) for arm in ARMS for seed in SEEDS
-            if (phase == TUNE or not arm.endswith(DRAWN)) and (phase, arm, str(seed)) not in done]
-    print("scale: %d runs are done, %d are not" % (len(done), len(jobs)), file=sys.stderr)
+    every = [(phase, arm, seed) for phase in (TRAIN, TUNE) for arm in ARMS for seed in SEEDS
+             if (phase == TUNE or not arm.endswith(DRAWN)) and arm != ROUNDED]  # fp32's run has its rows, too
+    jobs = [(phase, arm, seed) for phase, arm, seed in every if (phase, arm, str(seed)) not in done]
+    print("scale: %d runs are done, %d are not" % (len(every) - len(jobs), len(jobs)), file=sys.stderr)
     steps = sum(STEPS if job[0] == TRAIN else MARKS[-1] for job in jobs)
     with multiprocessing.Pool(min(2, len(os.sched_getaffinity(0))), initialize,
                               (multiprocessing.Value("l", 0), steps, time.time())) as pool:
@@ -235,7 +243,7 @@ def main():
     print("\n" + fidelity.table("", ["", "bytes per parameter", "training loss", "held-out loss", "minus fp32"] +
                                 ["fine-tuned, %d steps" % step for step in MARKS], lines))
     claims = [("level with fp32: %s" % arm, max(map(abs, above[arm])) <= MARGIN)
-              for arm in (MIXED, KAHAN, STOCHASTIC, Q8)]
+              for arm in (MIXED, KAHAN, STOCHASTIC, Q8, FEEDBACK_Q8)]
     claims += [("not level: NEAREST", min(above[NEAREST]) > MARGIN)]
     claims += [("fine-tuned, from the first within a quarter of fp32's progress: %s" % arm,
                 max(abs(x - 1) for x in share[arm][0]) < 0.25) for arm in (KAHAN + DRAWN, Q8 + DRAWN, STOCHASTIC)]

@@ -1,6 +1,6 @@
 """Other tasks: the roundings beside fp32 and other libraries where errors differ from those of bench/fidelity.py.
 
-    ./build.sh bench tasks          all, with the packages of PyPI that are there: 15 minutes of 2 cores
+    ./build.sh bench tasks          all, with the packages of PyPI that are there: 20 minutes of 2 cores
     ./build.sh bench tasks quick    smaller, without the packages: under a minute
     ./build.sh bench tasks draw     the table and the claims of the last run again; also: quick draw
 
@@ -36,8 +36,8 @@ import kahan_opt as kopt
 import numpy
 import torch
 import torch.nn.functional as F
-from fidelity import (BNB, FP32, HEAVY, METHODS, NEAREST, OPTIMI, OPTIMI_OWN, OURS, Q8, TORCH, TORCHAO, digits_data,
-                      matrix, uniform)
+from fidelity import (BNB, COMPACT_V, FEEDBACK, FEEDBACK_V, FP32, HEAVY, KAHAN_V, METHODS, MOMENTS_ONLY, NEAREST,
+                      OPTIMI, OPTIMI_OWN, OURS, ROUNDED, TORCH, TORCHAO, digits_data, matrix, uniform)
 from torch.nn import Parameter
 
 BNB_WIDE = "bitsandbytes 8-bit, fp32 weights"
@@ -56,7 +56,7 @@ METHODS[OPTIMI_OWN] = fidelity.MOMENTS[OPTIMI_OWN]
 METHODS[BNB_WIDE] = fidelity.Method(BNB_WIDE, "", fidelity.peer(fidelity.bitsandbytes_adamw), wide=True,
                                     peer="bitsandbytes")
 SGD = {name: fidelity.Method(name, "", fidelity.peer(make))
-       for name, make in ((FP32, torch_sgd), (TORCH, torch_sgd), (OPTIMI, optimi_sgd))}
+       for name, make in ((FP32, torch_sgd), (ROUNDED, torch_sgd), (TORCH, torch_sgd), (OPTIMI, optimi_sgd))}
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -68,6 +68,13 @@ def start(method, weights, seed, rule=None, **changes):
     table = METHODS if rule is None or method in OURS else SGD
     changes.update({"rule": rule} if rule and method in OURS else {})
     return parameters, table[method].start(parameters, seed, **changes), fidelity.storing(dtype)
+
+
+def finish(method, parameters, store):
+    """The weights that are measured, and how layers pass them on."""
+    if method != ROUNDED:
+        return [p.float() for p in parameters], store
+    return [p.bfloat16().float() for p in parameters], fidelity.storing(torch.bfloat16)
 
 
 def descend(parameters, optimizer, steps, rate, loss, after=lambda: None):
@@ -97,7 +104,8 @@ def average(method, seed, steps, size, lr):
     g = torch.Generator().manual_seed(seed)
     weights = fidelity.digits_weights(g)
     parameters, optimizer, store = start(FP32, weights, seed, lr=lr)
-    means = [Parameter(w.bfloat16().to(torch.float32 if method == FP32 else torch.bfloat16)) for w in weights]
+    wide = METHODS[method].wide
+    means = [Parameter(w.bfloat16().to(torch.float32 if wide else torch.bfloat16)) for w in weights]
     if method in OURS:
         ema = METHODS[method].start(means, seed, lr=1, betas=(DECAY, 0.999), weight_decay=0.0,
                                     rule=lambda _: kopt.kopt_ema(DECAY))
@@ -115,7 +123,7 @@ def average(method, seed, steps, size, lr):
     loss = lambda w: fidelity.digits_loss(w, batch(training, size, g), store)
     descend(parameters, optimizer, steps, lambda t: lr, loss, after)
     with torch.no_grad():
-        yield seed, fidelity.digits_loss([w.float() for w in means], held_out, lambda x: x).item()
+        yield seed, fidelity.digits_loss(finish(method, means, store)[0], held_out, lambda x: x).item()
 
 
 def rare_rows(method, seed, steps, size, lr):
@@ -125,16 +133,17 @@ def rare_rows(method, seed, steps, size, lr):
     teacher = torch.softmax(torch.randn(TOKENS, 8, generator=g) @ torch.randn(8, CLASSES, generator=g), 1)
     weights = [uniform(g, TOKENS, 16, 0.1), matrix(g, 16, 32), torch.zeros(32), matrix(g, 32, CLASSES)]
     parameters, optimizer, store = start(method, weights, seed, lr=lr)
-    logits = lambda w, t: store(store(torch.tanh(store(F.embedding(t, w[0])) @ w[1] + w[2])) @ w[3])
+    logits = lambda w, t, store: store(store(torch.tanh(store(F.embedding(t, w[0])) @ w[1] + w[2])) @ w[3])
 
     def loss(w):
         tokens = torch.multinomial(chances, size, True, generator=g)
-        return F.cross_entropy(logits(w, tokens), torch.multinomial(teacher[tokens], 1, generator=g)[:, 0])
+        return F.cross_entropy(logits(w, tokens, store), torch.multinomial(teacher[tokens], 1, generator=g)[:, 0])
 
     descend(parameters, optimizer, steps, lambda t: lr * 0.5 * (1 + math.cos(math.pi * t)), loss)
     with torch.no_grad():
         rare = torch.arange(TOKENS // 4, TOKENS)
-        found = torch.log_softmax(logits([p.float() for p in parameters], rare), 1)
+        weights, store = finish(method, parameters, store)
+        found = torch.log_softmax(logits(weights, rare, store), 1)
         yield seed, -(teacher[rare] * found).sum(1).mean().item(), fidelity.bytes_each(parameters, optimizer)
 
 
@@ -150,7 +159,7 @@ def residual_net(method, seed, steps, size, lr, width=8, blocks=2):
     parameters, optimizer, store = start(method, weights, seed, lr=lr, weight_decay=L2,
                                          rule=lambda lr: kopt.kopt_sgd(lr, MOMENTUM))
 
-    def loss(w, digits):
+    def loss(w, digits, store):
         layer = lambda x, i: store(F.batch_norm(store(F.conv2d(x, w[i], padding=1)), None, None, w[i + 1], w[i + 2],
                                                 True))
         x = torch.relu(layer(digits[0].view(-1, 1, 8, 8), 0))
@@ -159,9 +168,10 @@ def residual_net(method, seed, steps, size, lr, width=8, blocks=2):
         return F.cross_entropy(store(store(x.mean((2, 3))) @ w[-2] + w[-1]), digits[1])
 
     descend(parameters, optimizer, steps, lambda t: lr * 0.1 ** ((t >= 3 / 7) + (t >= 5 / 7)),
-            lambda w: loss(w, batch(training, size, g)))
+            lambda w: loss(w, batch(training, size, g), store))
     with torch.no_grad():
-        yield seed, loss([p.float() for p in parameters], held_out).item()
+        weights, store = finish(method, parameters, store)
+        yield seed, loss(weights, held_out, store).item()
 
 
 def policy(method, seed, steps, size, lr):
@@ -227,7 +237,7 @@ def drift(method, seeds, steps, size, lr, inputs=6, hidden=32, parts=64):
             p.grad = torch.cat([torch.bmm(x[i].transpose(1, 2), back).flatten(1),
                                 torch.bmm(h.transpose(1, 2), error).flatten(1)], 1).view(-1).to(p.dtype)
             optimizer.step()
-        one, two = split(p.float().view(len(seeds), -1))
+        one, two = split(finish(method, [p], store)[0][0].view(len(seeds), -1))
         losses = ((torch.tanh(held_out @ one) @ two - truth) ** 2).mean((1, 2)) / truth.var((1, 2))
     yield from zip(seeds, losses.tolist())
 
@@ -257,12 +267,14 @@ class Task:
 
 
 LEVEL, INCONCLUSIVE, WORSE, BETTER = "level", "inconclusive", "worse", "better"
-ADAMW = [FP32] + OURS + [OPTIMI, OPTIMI_OWN, TORCHAO, TORCH, BNB, BNB_WIDE, HEAVY]
-TASKS = {
-    "average": Task(average, "average: held-out loss", [FP32] + [m for m in OURS if m != Q8] + [TORCH]),
+ADAMW = [FP32, ROUNDED] + OURS + [OPTIMI, OPTIMI_OWN, TORCHAO, TORCH, BNB, BNB_WIDE, HEAVY]
+TASKS = {  # an average has no moments, SGD one, and the policy is measured in the training
+    "average": Task(average, "average: held-out loss", [FP32, ROUNDED] + [
+        m for m in OURS if m not in MOMENTS_ONLY + [FEEDBACK]] + [TORCH]),
     "rare rows": Task(rare_rows, "embeddings: loss of rare rows", ADAMW),
-    "residual net": Task(residual_net, "residual net, SGD: held-out loss", [FP32] + OURS + [OPTIMI, TORCH]),
-    "policy": Task(policy, "policy gradient: steps up, more is better", ADAMW, 0.5, True),
+    "residual net": Task(residual_net, "residual net, SGD: held-out loss", [FP32, ROUNDED] + [
+        m for m in OURS if m not in (KAHAN_V, COMPACT_V, FEEDBACK_V)] + [OPTIMI, TORCH]),
+    "policy": Task(policy, "policy gradient: steps up, more is better", [m for m in ADAMW if m != ROUNDED], 0.5, True),
     "drift": Task(drift, "drift: held-out error", [m for m in ADAMW if m != HEAVY])}
 TELLING = ["average", "rare rows", "drift"]  # the others do not separate NEAREST from fp32
 
@@ -276,10 +288,10 @@ def job(arguments):
             for one, measure, *more in TASKS[task].run(method, seed, *size)]
 
 
-def run(sizes, seeds, found):
+def run(sizes, seeds, arms, found):
     begin, rows = time.time(), []
     jobs = [(name, method, seed, sizes[name]) for name in reversed(list(TASKS)) for method in TASKS[name].methods
-            if method == FP32 or method in OURS or METHODS[method].peer in found
+            if method in arms or METHODS[method].peer in found
             for seed in ([range(1, SEEDS + 1)] if name == "drift" else range(1, seeds + 1))]
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
         for done, more in enumerate(pool.imap_unordered(job, jobs), 1):
@@ -305,17 +317,16 @@ def results():
     return measures, size
 
 
-def table(measures, size):
+def table(measures):
     """Prints and writes it. Returns (task, method) -> the mean difference from fp32 and half of its interval."""
     minus = {(task, method): fidelity.interval([x - measures[task, FP32][seed] for seed, x in by_seed.items()])
              for (task, method), by_seed in measures.items()}
-    rows = [["fp32 itself", size[FP32]] +
-            ["%.4g" % fidelity.interval(list(measures[task, FP32].values()))[0] for task in TASKS]]
-    rows += [[method, size[method]] + [task.signed(minus.get((name, method))) for name, task in TASKS.items()]
-             for method in ADAMW[1:] if ("policy", method) in minus]
+    rows = [["fp32 itself"] + ["%.4g" % fidelity.interval(list(measures[task, FP32].values()))[0] for task in TASKS]]
+    rows += [[method] + [task.signed(minus.get((name, method))) for name, task in TASKS.items()]
+             for method in ADAMW[1:] if ("rare rows", method) in minus]
     with open(OUT + "_versions.txt", encoding="utf-8") as file:
         end = "\nMean of %d seeds; with %s.\n" % (len(measures["policy", FP32]), file.read().strip())
-    head = ["minus fp32", "bytes per parameter"] + [task.title for task in TASKS.values()]
+    head = ["minus fp32"] + [task.title for task in TASKS.values()]
     print(fidelity.table("", head, rows, end))
     return minus
 
@@ -323,7 +334,7 @@ def table(measures, size):
 def verdicts(minus, size):
     """Prints and writes how often a method was level with fp32, in these tasks and in those of bench/fidelity.py."""
     found = {method: [(name, task.verdict(minus[name, method])) for name, task in TASKS.items()
-                      if (name, method) in minus] for method in ADAMW[1:] if ("policy", method) in minus}
+                      if (name, method) in minus] for method in ADAMW[1:] if ("rare rows", method) in minus}
     first = "build/bench/fidelity_loss.csv"
     if os.path.exists(first) and "quick" not in sys.argv[1:]:
         with open(first, encoding="utf-8") as file:
@@ -360,13 +371,13 @@ if __name__ == "__main__":
     fidelity.OUT = OUT = "build/bench/tasks" + ("_quick" if "quick" in sys.argv[1:] else "")
     if "draw" not in sys.argv[1:]:
         if "quick" in sys.argv[1:]:
-            run(QUICK, 3, {"torch": torch.__version__})
+            run(QUICK, 3, fidelity.QUICK_ARMS, {"torch": torch.__version__})
         else:
-            run(FULL, SEEDS, fidelity.packages())
+            run(FULL, SEEDS, [FP32, ROUNDED] + OURS, fidelity.packages())
     elif not os.path.exists(OUT + ".csv"):
         print("tasks: there are no results to draw: run it without `draw` first", file=sys.stderr)
         sys.exit(2)
     found, each = results()
-    differences = table(found, each)
+    differences = table(found)
     verdicts(differences, each)
     sys.exit(not claims(differences))

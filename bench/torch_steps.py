@@ -54,10 +54,9 @@ def measure(count, n, share, rounds):
             begin = time.perf_counter()
             optimizer.step()
             seconds.append(time.perf_counter() - begin)
-        calls = [(k.kopt_optimizer.from_buffer_copy(call.opt), call.tensors) for call in made[2][1]._plans.values()]
         begin = time.perf_counter()
-        for opt, tensors in calls:  # the optimizer itself does not count this step
-            k.check(k.kopt_optimizer_step(opt, tensors, len(tensors)))
+        for call in made[2][1]._plans.values():  # the optimizer itself does not count this step
+            call.part([(0, len(call.sizes), 0, None)])
         times[-1].append(time.perf_counter() - begin)
     return [seconds[2:] for seconds in times]
 

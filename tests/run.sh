@@ -46,6 +46,17 @@ part() ( # part NAME COMMAND...: adds a part, whose command prints TAP
     script "build/tests/$name.t" "$@"
 )
 
+# The longest parts take turns: those of one group with each commit, and the groups take about the same time. A part's
+# own turns go on each time that it runs.
+groups=6
+seldom() { # seldom GROUP NAME COMMAND...: adds a part of this group, 0 to 5
+    [ $1 -lt $groups ] || wrong "the part $2 is of group $1, which has no turn"
+    [ -n "${KOPT_ALL:-}" ] || [ $((commit % groups)) = $1 ] || return 0
+    name=$2
+    shift 2
+    part $name env KOPT_TURN=$((commit / groups)) "$@"
+}
+
 job() ( # job LIST NAME COMMAND...: adds a job for run_jobs to build/tests/LIST; build/tests/NAME.job repeats it
     list=$1 name=$2
     shift 2
@@ -53,9 +64,13 @@ job() ( # job LIST NAME COMMAND...: adds a job for run_jobs to build/tests/LIST;
     echo "build/tests/$name.job" >>"build/tests/$list"
 )
 
-run_jobs() { # runs the jobs, two at a time, first the objects; if one fails, the run ends when all of its list are done
+# runs the jobs, one for each processor up to eight, first the objects; if one fails, the run ends when all of its list
+# are done
+run_jobs() {
+    at_a_time=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+    [ "$at_a_time" -le 8 ] || at_a_time=8
     for list in objects jobs; do
-        [ ! -e build/tests/$list ] || xargs -n 1 -P 2 sh <build/tests/$list
+        [ ! -e build/tests/$list ] || xargs -n 1 -P "$at_a_time" sh <build/tests/$list
         rm -f build/tests/$list
     done
 }
@@ -69,17 +84,19 @@ build() ( # build FILE COMPILER WORD...: adds a job that builds build/tests/FILE
 
 # build_test FILE SUFFIX SOURCE COMPILER WORD...: the same for a test. All tests of a suffix share the implementation:
 # SUFFIX.plain.o, or SUFFIX.vmath.o for tests with vector mathematics. A test that changes it has its own.
+# libraries: what is linked, too.
+libraries=
 build_test() {
     file=$1 suffix=$2 source=$3 kind=plain define=
     shift 3
     if has_implementation "$source" || echo "$*" | grep -q DKAHAN_OPT_STATIC; then
-        build "$file" "$@" "$source" -lm
+        build "$file" "$@" "$source" $libraries -lm
         return
     fi
     ! grep -q 'define KAHAN_OPT_VMATH' "$source" || kind=vmath define=-DKAHAN_OPT_VMATH
     object=$suffix.$kind.o
     [ -e "build/tests/$object.job" ] || build "$object" "$@" $define -I. -c build/tests/plain.c
-    build "$file" "$@" -DKOPT_IMPLEMENTED_ "$source" "build/tests/$object" -lm
+    build "$file" "$@" -DKOPT_IMPLEMENTED_ "$source" "build/tests/$object" $libraries -lm
 }
 
 sanitizes() { # sanitizes COMPILER MORE: does the compiler have the libraries of AddressSanitizer and UBSan, and MORE?
@@ -113,10 +130,9 @@ sleef() { # sleef SUFFIX COMPILER FLAG...: builds the tests of arrays and steps 
     suffix=$1
     [ $suffix = sleef ] || turn 4 || return 0
     shift
-    for name in test_vmath.$suffix test_atan.$suffix; do
-        build $name "$@" -DKAHAN_OPT_SLEEF tests/unit/${name%%.*}.c -lsleef -lm
-        part $name build/tests/$name quick
-    done
+    libraries=-lsleef
+    program "$(units vmath atan)" $suffix '' quick "$@" -DKAHAN_OPT_SLEEF
+    libraries=
 }
 
 # Vector mathematics with SLEEF, whose bits are the same in all of these builds, and all functions compared with MPFR.
@@ -132,7 +148,7 @@ vmath_parts() {
         fi
         with "SLEEF with link-time optimization by gcc" gcc && sleef lto gcc -O2 -flto
         with "SLEEF with link-time optimization by clang" "clang ld.lld" &&
-            sleef lto_clang clang -O2 -flto -fuse-ld=lld
+            sleef lto_clang clang -O2 -flto -fuse-ld=lld -Wno-unused-command-line-argument
         beside="$beside build/tests/test_vmath.sleef"
     fi
     library=build/sleef-arm64/usr/lib/aarch64-linux-gnu
@@ -197,7 +213,9 @@ prove_all() {
 
 # Finds most mistakes in the least time.
 fast_tests() {
-    program "$all" native '' quick $CC -O2
+    for source in $all; do # without the two slowest, which find nothing that the others miss
+        case $source in */test_random.c | */test_rules.c) ;; *) program $source native '' quick $CC -O2 ;; esac
+    done
     build ofast.o $CC -Ofast -ffp-contract=fast -I. -c build/tests/plain.c
     build probe.native $CC -O2 -DKOPT_IMPLEMENTED_ tests/bits/probe.c build/tests/native.plain.o
     warns clang -std=c99
@@ -213,8 +231,9 @@ fast_tests() {
     run_jobs
     prove_all
     cat <<'TEXT'
-left out by --fast: other compilers, machines and flags, C++ beyond its warnings, sanitizers, fuzzing, static analysis,
-    NumPy, MPFR, PyTorch, SLEEF, the GPU part, vendoring, sizes, examples, demo; ./build.sh test has them
+left out by --fast: test_random and test_rules, other compilers, machines and flags, C++ beyond its warnings,
+    sanitizers, fuzzing, static analysis, NumPy, MPFR, PyTorch, SLEEF, the GPU part, vendoring, sizes, examples, demo;
+    ./build.sh test has them
 TEXT
 }
 warns() { # warns COMPILER STANDARD FLAG...: the implementation must compile without a warning
@@ -281,8 +300,8 @@ run_tests() {
         done
     done
     for tool in gcc g++ clang tcc objcopy; do have $tool || lacks "vendoring: the tests that need $tool" $tool; done
-    ! turn 2 || part vendor sh tests/robust/vendor.sh warnings leaks
-    ! turn 2 || part vendor_more sh tests/robust/vendor.sh pragmas windows targets names pairs versions
+    seldom 3 vendor sh tests/robust/vendor.sh warnings leaks
+    seldom 2 vendor_more sh tests/robust/vendor.sh pragmas windows targets names pairs versions
     build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/bits/probe.c
     build probe.ofast $CC -Ofast tests/bits/probe.c
     part golden sh tests/bits/golden.sh build/tests/probe.native build/tests/probe.ofast
@@ -293,53 +312,54 @@ run_tests() {
     with "the NumPy reference" python3-numpy test -n "$python" &&
         part numpy sh tests/bits/golden.sh $python tests/bits/probe.py
     vmath_parts
-    part stack sh tests/robust/stack.sh
-    part abi sh tests/robust/abi.sh
-    ! turn 2 || part mutants sh tests/robust/mutants.sh turn
+    seldom 4 stack sh tests/robust/stack.sh
+    seldom 4 abi sh tests/robust/abi.sh
+    seldom 0 mutants sh tests/robust/mutants.sh turn
     tools=$(sh tests/bits/matrix.sh missing)
     [ -z "$tools" ] || lacks "some of the matrix" "$(echo $tools)"
-    part matrix sh tests/bits/matrix.sh turn
+    seldom 4 matrix sh tests/bits/matrix.sh turn
     with "the checks of the GPU part with nvcc" nvcc test -n "$NVCC" &&
-        part cuda sh tests/gpu/cuda.sh ${KOPT_ALL:-quick}
+        seldom 1 cuda sh tests/gpu/cuda.sh ${KOPT_ALL:-quick}
     with "the CUDA runtime for the CPU" python3 && part cuda_fake sh tests/gpu/cuda_fake.sh
-    with "the rehearsal of the day with a GPU" nvcc test -n "$NVCC" && turn 6 &&
-        part cuda_day sh tests/gpu/cuda_day_test.sh
-    for tool in gcc clang; do
-        with "the tests under $tool's sanitizers" "$tool with AddressSanitizer" sanitizes $tool '' && turn 2 &&
-            part sanitize_$tool sh tests/robust/sanitize.sh $tool
+    with "the rehearsal of the day with a GPU" nvcc test -n "$NVCC" &&
+        seldom 5 cuda_day sh tests/gpu/cuda_day_test.sh
+    for tool in 2:gcc 3:clang; do
+        group=${tool%:*} tool=${tool#*:}
+        with "the tests under $tool's sanitizers" "$tool with AddressSanitizer" sanitizes $tool '' &&
+            seldom $group sanitize_$tool sh tests/robust/sanitize.sh $tool
     done
-    with libFuzzer libclang-rt-14-dev sanitizes clang ,fuzzer && part sanitize_fuzz sh tests/robust/sanitize.sh fuzz
+    with libFuzzer libclang-rt-14-dev sanitizes clang ,fuzzer && seldom 1 sanitize_fuzz sh tests/robust/sanitize.sh fuzz
     with "hostile input under valgrind" valgrind test -f /usr/include/valgrind/memcheck.h &&
-        part sanitize_valgrind sh tests/robust/sanitize.sh valgrind
+        seldom 4 sanitize_valgrind sh tests/robust/sanitize.sh valgrind
     for tool in cppcheck clang-tidy; do have $tool || lacks "static analysis by $tool" $tool; done
-    part sanitize_static sh tests/robust/sanitize.sh static
+    seldom 2 sanitize_static sh tests/robust/sanitize.sh static
     have luajit || lacks "the library called from LuaJIT" luajit
     have cmake || lacks "the CMake package" cmake
-    part examples sh tests/examples/examples.sh
+    seldom 3 examples sh tests/examples/examples.sh
     for tool in arm-none-eabi-gcc qemu-system-arm riscv64-linux-gnu-gcc qemu-system-riscv32 avr-gcc simavr; do
         have $tool || lacks "the firmware that needs $tool" $tool
     done
-    # the longest parts about examples: two of six with each commit
-    ! turn 3 || part firmware sh tests/examples/firmware.sh bits figures
-    ! turn 3 || part checkpoint sh tests/examples/checkpoint.sh crash damage
-    ! turn 3 || part lockstep sh tests/examples/lockstep.sh
-    ! turn 3 || part firmware_power sh tests/examples/firmware.sh power careless
-    ! turn 3 || part checkpoint_more sh tests/examples/checkpoint.sh files machines
-    with "training on several ranks of MPI" "mpicc mpirun" && turn 3 && part zero1 sh tests/examples/zero1.sh
+    seldom 2 firmware sh tests/examples/firmware.sh bits figures
+    seldom 0 firmware_power sh tests/examples/firmware.sh power careless
+    seldom 1 checkpoint sh tests/examples/checkpoint.sh crash damage
+    seldom 5 checkpoint_more sh tests/examples/checkpoint.sh files machines
+    seldom 5 lockstep sh tests/examples/lockstep.sh
+    with "training on several ranks of MPI" "mpicc mpirun" && seldom 4 zero1 sh tests/examples/zero1.sh
     tools=$(sh docs/playground/run.sh lacks)
-    with "the playground in a browser" "$tools" test -z "$tools" && turn 3 && part web sh docs/playground/run.sh test
+    with "the playground in a browser" "$tools" test -z "$tools" && seldom 0 web sh docs/playground/run.sh test
     part docs sh tests/examples/docs.sh
     part recipes sh tests/examples/recipes.sh
     with "the API reference" python3 && part api python3 tests/repo/api.py --check
     with "the freeze of the interface" "python3 gcc" && part freeze python3 tests/repo/freeze.py
     [ -d build/python/clang_format ] || have clang-format-19 || lacks "the format of the C files" clang-format-19
     with "names, banners and format" python3 && part style python3 tests/repo/style.py
-    part demo sh tests/examples/demo.sh
-    part selftest sh tests/bits/selftest.sh
+    seldom 3 demo sh tests/examples/demo.sh
+    part selftest sh tests/bits/selftest.sh build/tests/native.plain.o
+    seldom 5 selftest sh tests/bits/selftest.sh # in its place
     part setup sh tests/repo/setup.sh
     part usage sh tests/repo/usage.sh
     part figures sh tests/repo/figures.sh
-    build theorem1 $CC -O2 bench/theorem1.c -lm
+    build theorem1 $CC -O2 -DKOPT_IMPLEMENTED_ bench/theorem1.c build/tests/native.plain.o -lm
     part theorem1 build/tests/theorem1 test
     imports() { PYTHONPATH=build/python /usr/bin/python3 -c "import $1"; } # the system's own, and what setup adds
     optimi() { [ -d build/python/optimi ] && imports "$1"; }
@@ -350,7 +370,7 @@ run_tests() {
         part bindings "${python:-python3}" tests/examples/bindings.py build/tests/python
     fi
     with "the wheel for Python" "python3-pip, python3-torch, mypy or twine" imports 'pip, torch, mypy, twine' &&
-        turn 3 && part wheel env "CC=$CC -DKAHAN_OPT_NO_SIMD" "NVCC=$(! turn 4 || echo "$NVCC")" \
+        seldom 4 wheel env "CC=$CC -DKAHAN_OPT_NO_SIMD" "NVCC=$NVCC" \
             /usr/bin/python3 tests/examples/wheel.py build/tests/dist
     if with "the optimizers for PyTorch" python3-torch imports torch; then
         part torch /usr/bin/python3 tests/examples/test_torch.py build/tests/python

@@ -1344,9 +1344,11 @@ def default_threads():
 def changing_lists():
     """other parameters with gradients in each step: each gets the bits that it gets alone, and its own step count"""
     chance = torch.Generator().manual_seed(5)
-    for options in ({}, {"rounding": "stochastic", "threads": 3}, {"moment_format": "q8", "rounding": "compact"}):
+    for options in ({}, {"rounding": "stochastic", "threads": 3}, {"moment_format": "q8", "rounding": "compact"},
+                    {"rounding": "feedback"}):
         shapes = ((5, 7), (300,), (1,), (2, 512), (40000,), (0,), (30000,))
-        params, apart = parameters(shapes=shapes), parameters(shapes=shapes)
+        params, apart = ([*parameters(shapes=shapes), Parameter(noise(4, 6)[:, ::2]), Parameter(noise(8, 9)[:, ::3])]
+                         for _ in range(2))
         optimizer = KahanAdamW([{"params": params[:4]}, {"params": params[4:], "lr": 0.02}], lr=0.1, **options)
         counts = [0] * len(params)
         ones = []
@@ -1361,6 +1363,8 @@ def changing_lists():
                     q.grad, counts[i] = p.grad.clone(), counts[i] + 1
                     ones[i].step()
             optimizer.step()
+            kinds = 5 if "moment_format" in options else 3  # in two groups: also views with gaps, other moments
+            assert len(optimizer._plans) <= kinds, (options, len(optimizer._plans))  # whatever the step counts
         assert equal(params, apart), options
         assert [optimizer.state[p]["step"] if c else 0 for p, c in zip(params, counts)] == counts
 

@@ -27,6 +27,7 @@ all=$(echo $all)
     echo '#include "kahan_opt_cuda.cuh"'
 } >$out/plain.cu
 printf '#define KAHAN_OPT_VMATH\n#include "plain.cu"\n' >$out/vmath.cu
+printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >$out/host.c
 
 # 1. One object for all architectures; registers, stack and spills of every kernel that steps. Quick: from one PTX,
 # because nothing here is specific to an architecture; it is kept for what follows.
@@ -43,22 +44,23 @@ object() { # object NAME ARCHITECTURES
     report $? "$name: compiles without a warning for sm_$(echo $archs | sed 's/ /, sm_/g')"
     cp $out/log $out/$name.ptxas
     # step_kernel_<weight, moment, rounding, how>: formats are 0 to 4 (fp32, bf16, fp16, 8 bits, bf16 and 8 bits), how
-    # is 0 (Adam), 1 (few), 2 (any) or 3 (mixed)
+    # is 0 (Adam), 1 (one), 2 (more), 3 (any) or 4 (mixed)
     awk '
         /Compiling entry function/ { split($0, part, "'"'"'"); name = part[2]; arch = part[4] }
         /bytes stack frame/ { stack = $1; spill = $5 }
         /Used [0-9]+ registers/ {
             for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
             seen++
-            usual = name ~ /step_kernel_.*ELi0EEv/
-            any = name ~ /step_kernel_.*ELi[23]EEv/
+            usual = name ~ /step_kernel_.*ELi[01]EEv/
+            any = name ~ /step_kernel_.*ELi[34]EEv/
             # of kernels that process elements, those of rare steps may spill a little, and that which measures
             # StableAdamW some values of a round
             most = any ? 160 : name ~ /measure_kernel/ ? 80 : 0
             if (name !~ /prologue|setting|factor/ && (stack > most || spill > most))
                 print arch, name, "stack", stack, "spills", spill
             limit = 128
-            if (usual) limit = name ~ /_ILi[0-2]ELi[34]E/ ? 108 : name ~ /_ILi2ELi0E/ ? 96 : 80
+            if (usual) limit = name ~ /_ILi2ELi0E/ ? 96 : 80
+            if (name ~ /step_kernel_ILi[01]ELi[34]E/) limit = name ~ /ELi0EEv/ ? 96 : 128
             if (registers > limit) print arch, name, "registers", registers
             if (name ~ /step_kernel_ILi1ELi1ELi2ELi0E/) hot++
         }
@@ -135,7 +137,7 @@ if [ -z "$clang" ]; then missing "no clang that compiles CUDA"; else
     done
 fi
 { # one kernel of each kind is enough for what only the front end sees
-    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(0, 2, -1, 2) X(1, 3, -1, 3)'
+    echo '#define KOPT_CUDA_STEPS_(X) X(1, 1, 2, 0) X(1, 3, 2, 1) X(1, 3, 2, 2) X(0, 2, -1, 3) X(1, 3, -1, 4)'
     cat $out/plain.cu
 } >$out/few.cu
 # The strict lists of the host's compiler. nvcc's headers and what it makes of device functions warn, too: only what is
@@ -170,7 +172,14 @@ $nvcc -I. -G -arch=sm_90 -ptx -o $out/other.full $out/plain.cu >$out/log 2>&1
 [ $? != 0 ] && grep -q 'use -lineinfo' $out/log
 report $? "nvcc -G is refused, in words"
 
-# 3. C links with the object and needs no C++ library; without a GPU every function returns a result code.
+# 3. C links with the object and needs no C++ library; without a GPU every function returns a result code. All programs
+# in C share the implementation for the host: $out/host.plain.o, or host.vmath.o.
+{
+    ${CC:-cc} -std=c99 -O2 -I. -c -o $out/host.plain.o $out/host.c &&
+        ${CC:-cc} -std=c99 -O2 -DKAHAN_OPT_VMATH -I. -c -o $out/host.vmath.o $out/host.c
+} >$out/log 2>&1
+report $? "the implementation for the host"
+in_c() { ${CC:-cc} -std=c99 -O2 -DKOPT_IMPLEMENTED_ -isystem "$root/include" "$@"; } # in_c FLAG... SOURCE
 linked() { "$@" "-L$root/lib64" "-L$root/lib" -lcudart_static -ldl -lrt -lpthread -lm; } # linked COMPILER WORD...
 nm -u $out/plain.o | grep -E '__cxa|_ZSt|_Znw|_Zdl|__gxx' >$out/log
 ! test -s $out/log
@@ -178,18 +187,16 @@ report $? "the object needs no C++ library"
 nm -g --defined-only $out/plain.o $out/vmath.o | awk 'NF == 3 { print $3 }' | grep -v '^kopt_cuda_' >$out/log
 ! test -s $out/log
 report $? "every exported symbol begins with kopt_cuda_"
-linked ${CC:-cc} -std=c99 -Wall -Wextra -Wpedantic -Werror -O2 -o $out/use_c tests/gpu/cuda_use.c $out/plain.o \
+linked in_c -Wall -Wextra -Wpedantic -Werror -o $out/use_c tests/gpu/cuda_use.c $out/plain.o $out/host.plain.o \
     >$out/log 2>&1
 report $? "C links with it"
 $out/use_c >$out/log 2>&1
 report $? "C: codes, and the program's own CUDA error stays: $(head -1 $out/log)"
 
 # 4. The GPU's tests and the bench compile; the tests run if there is a GPU.
-linked ${CC:-cc} -std=c99 -O2 -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/gpu tests/gpu/cuda.c $out/vmath.o \
-    >$out/log 2>&1
+linked in_c -DKAHAN_OPT_VMATH -o $out/gpu tests/gpu/cuda.c $out/vmath.o $out/host.vmath.o >$out/log 2>&1
 report $? "the tests for a GPU compile"
-linked ${CC:-cc} -std=c99 -O2 -DGPU -DKAHAN_OPT_VMATH -isystem "$root/include" -o $out/bench bench/cuda.c $out/vmath.o \
-    >$out/log 2>&1
+linked in_c -DGPU -DKAHAN_OPT_VMATH -o $out/bench bench/cuda.c $out/vmath.o $out/host.vmath.o >$out/log 2>&1
 report $? "the bench for a GPU compiles"
 $out/gpu >$out/gpu.log 2>&1
 status=$?
@@ -222,11 +229,11 @@ on_cpu() { # on_cpu SOURCE LISTS: runs the tests with the kernels of $out/SOURCE
     [ $on = plain ] || define=-DKAHAN_OPT_VMATH
     {
         python3 tests/gpu/ptx.py $out/$on.ptx $halves.1.c $halves.2.c &&
-            ${CC:-cc} -std=c99 -O2 -DPTX_ON_CPU $define -isystem "$root/include" -c -o $out/$on.test.o \
-                tests/gpu/cuda.c && {
+            in_c -DPTX_ON_CPU $define -c -o $out/$on.test.o tests/gpu/cuda.c && {
             from_c $halves.1 &
             from_c $halves.2 && wait $!
-        } && ${CC:-cc} -o $out/$on.cpu $out/$on.test.o $out/$on.o $halves.1.o $halves.2.o $out/fake.o -lm
+        } && ${CC:-cc} -o $out/$on.cpu $out/$on.test.o $out/host.$on.o $out/$on.o $halves.1.o $halves.2.o $out/fake.o \
+            -lm
     } >$out/log 2>&1
     report $? "$on: the PTX becomes C, each instruction a statement"
     $out/$on.cpu $lists >$out/log 2>&1
@@ -239,8 +246,9 @@ if [ -n "$quick" ]; then many=100 some=50; else many=1000 some=400; fi
 on_cpu plain $many
 ! turn 4 || on_cpu vmath $some
 
-${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/state.o tests/gpu/cuda_state.c >$out/log 2>&1 &&
-    ${CC:-cc} -o $out/state $out/state.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
+on_fake="$out/host.plain.o $out/fake.o -lm"          # what a program in C is linked with,
+on_plain="$out/plain.o $out/plain.1.o $out/plain.2.o" # if it launches kernels
+in_c -o $out/state tests/gpu/cuda_state.c $on_plain $on_fake >$out/log 2>&1 &&
     $out/state $many >$out/log 2>&1 && grep -q '^1\.\.' $out/log && ! grep -q '^not ok' $out/log
 report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
 
@@ -256,9 +264,8 @@ without_nvcc() { # without_nvcc COMPILER FLAG...: the object for the host
     {
         mkdir -p $out/lib && ${CC:-cc} -shared -Wl,-soname,libcuda.so.1 -o $out/lib/libcuda.so.1 $out/plain.1.o \
             $out/plain.2.o $out/fake.o -lm &&
-            ${CC:-cc} -std=c99 -O2 -DPTX_ON_CPU -DPTX_DRIVER -isystem "$root/include" -c -o $out/driver.test.o \
-                tests/gpu/cuda.c &&
-            ${CC:-cc} -o $out/driver $out/driver.test.o $out/driver.o $out/lib/libcuda.so.1 -ldl -lm
+            in_c -DPTX_ON_CPU -DPTX_DRIVER -o $out/driver tests/gpu/cuda.c $out/host.plain.o $out/driver.o \
+                $out/lib/libcuda.so.1 -ldl -lm
     } >$out/log 2>&1
     report $? "without nvcc: C links with it"
     { cat $out/plain.ptx && printf '\0'; } >$out/plain.text
@@ -278,8 +285,7 @@ import backend; open(sys.argv[2], "wb").write(backend.texts(open(sys.argv[1]).re
 exchanged() { # a mistake that must be seen: two registers of a load of 16 bytes. 100 lists have no such load
     python3 tests/gpu/ptx.py --only $hot --swap $hot $out/plain.ptx $out/swapped.c &&
         from_c $out/swapped &&
-        ${CC:-cc} -o $out/swapped $out/plain.test.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/swapped.o \
-            $out/fake.o -lm
+        ${CC:-cc} -o $out/swapped $out/plain.test.o $on_plain $out/swapped.o $on_fake
 }
 ! turn 4 || {
     exchanged >$out/log 2>&1 && ! $out/swapped 400 >$out/log 2>&1 && grep -q '^not ok 1 ' $out/log
@@ -287,8 +293,7 @@ exchanged() { # a mistake that must be seen: two registers of a load of 16 bytes
 }
 
 offload() { # offload SOURCE: docs/examples/offload.c, or it with a mistake
-    ${CC:-cc} -std=c99 $warnings -O2 -I. -isystem "$root/include" -c -o $out/offload.o "$1" >$out/log 2>&1 &&
-        ${CC:-cc} -o $out/offload $out/offload.o $out/fake.o -lm >>$out/log 2>&1 && $out/offload 10007 1024 >>$out/log
+    in_c $warnings -I. -o $out/offload "$1" $on_fake >$out/log 2>&1 && $out/offload 10007 1024 >>$out/log
 }
 offload docs/examples/offload.c && $out/offload 500 1024 >>$out/log
 report $? "on the CPU: the example offload has the bits of a step of the whole"
@@ -299,8 +304,7 @@ report $? "... and not if it does not wait for the gradients"
 
 # 6. Instructions for each element, within limits.
 version=$($nvcc --version | sed -n 's/.*release [^,]*, /nvcc /p')
-${CC:-cc} -std=c99 -O2 -isystem "$root/include" -c -o $out/budget.o tests/gpu/cuda_budget.c >$out/log 2>&1 &&
-    ${CC:-cc} -o $out/budget $out/budget.o $out/plain.o $out/plain.1.o $out/plain.2.o $out/fake.o -lm >>$out/log 2>&1 &&
+in_c -o $out/budget tests/gpu/cuda_budget.c $on_plain $on_fake >$out/log 2>&1 &&
     PTX_PROFILE=$out/profile $out/budget "$version" >$out/log 2>&1
 status=$?
 sed -n '/^# /p; s/^\(not ok\|ok\) [0-9]* - /#     /p' $out/log

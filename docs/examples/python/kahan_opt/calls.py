@@ -1,5 +1,6 @@
-"""A call of the library: a step of the tensors of a group that have the same dtype, device, formats and step count."""
+"""A step of the tensors of a group that have the same dtype, device and formats; on a GPU, and the same step count."""
 import array
+import bisect
 import concurrent.futures
 import contextlib
 import ctypes
@@ -93,6 +94,7 @@ def shares(sizes, threads, whole):
 
 dtype_of = operator.attrgetter("dtype")
 address_of, size_of, is_contiguous = torch.Tensor.data_ptr, torch.Tensor.numel, torch.Tensor.is_contiguous
+array_of = functools.lru_cache(1000)(operator.mul)  # (a type, a length): a new type takes 10 microseconds
 
 
 def parted(keys, *columns):
@@ -175,33 +177,52 @@ class Call:
     def __init__(self, optimizer, group, entries, other=None):
         """other: the call in this place before, of other entries."""
         self.optimizer, self.group, self.entries = weakref.proxy(optimizer), group, entries
-        self.tensors = (k.kopt_tensor * len(entries)).from_buffer(bytearray(b"".join([e.tensor for e in entries])))
+        memory = bytearray(b"".join([e.tensor for e in entries]))
+        self.tensors = array_of(k.kopt_tensor, len(entries)).from_buffer(memory)
         self.words = memoryview(self.tensors).cast("B").cast(ADDRESS)
         self.sizes = [e.n for e in entries]
         self.gaps = [i for i, e in enumerate(entries) if e.gap]
         self.whole, self.cut, self.rates, self.placed = sum(self.sizes), (0, []), None, None
 
-    def begin(self, options, step, params, grads, states, loss_scale=None, clip=1.0, moments_only=False):
+    @staticmethod
+    def lists(steps, *columns):
+        """What one call can step, by the step counts: (steps, other columns) with the rows in their order."""
+        if steps.count(steps[0]) < len(steps):
+            pick = operator.itemgetter(*sorted(range(len(steps)), key=steps.__getitem__))
+            steps, *columns = (list(pick(column)) for column in (steps, *columns))
+        return [(steps, *columns)]
+
+    def begin(self, options, steps, params, grads, states, loss_scale=None, clip=1.0, moments_only=False):
         """Checks the options and computes the scalars of the step, and counts nothing. options: by kind."""
         first, self.owners, self.states = self.entries[0], params, states
         self.params = list(map(local, params)) if first.sharded else params
         try:
             if first.kind not in options:
                 options[first.kind] = make(self.group, self.params[0].dtype, first.formats)
-            self.opt, self.began = type(options[first.kind]).from_buffer_copy(options[first.kind]), k.kopt_step()
+            self.opt = type(options[first.kind]).from_buffer_copy(options[first.kind])
             self.opt.grad_scale, self.opt.clip, self.opt.moments_only = self.unscaling(loss_scale), clip, moments_only
-            self.opt.step = step
-            k.check(k.kopt_step_begin(self.began, self.opt))
-            self.step, self.opt.step = self.opt.step, step
+            self.begin_runs(steps)
         except Exception:
             self.optimizer._validate()
             raise
         self.set_grads(list(map(local, grads)) if first.sharded else grads)
-        if "residual" in first.names and [p._version for p in self.params] != [e.version for e in self.entries]:
-            for e, p, s in zip(self.entries, self.params, states):
-                e.settle(p, s)
+        if "residual" in first.names:
+            self.versions = [p._version for p in self.params]
+            if self.versions != [e.version for e in self.entries]:
+                for e, p, s in zip(self.entries, self.params, states):
+                    e.settle(p, s)
         if first.pays and (self.rates is None or self.places != [s["rate"].data_ptr() for s in states]):
             self.gather_rates(states)
+
+    def begin_runs(self, steps):
+        """A run is what has the same step count: (kopt_step, the new count, first tensor, one after the last)."""
+        self.runs, last = [], 0
+        while last < len(steps):
+            first, began, self.opt.step = last, k.kopt_step(), steps[last]
+            k.check(k.kopt_step_begin(began, self.opt))
+            last = bisect.bisect_right(steps, steps[first], first)
+            self.runs.append((began, self.opt.step, first, last))
+        self.opt.step = steps[0]
 
     def unscaling(self, loss_scale):
         """The factor of the gradients."""
@@ -260,18 +281,20 @@ class Call:
 
     def part(self, part):
         for first, last, begin, end in part:
-            here = k.kopt_tensor.from_buffer(self.tensors, first * ctypes.sizeof(k.kopt_tensor))
-            if end is None:
-                k.check(k.kopt_step_run(self.began, here, last - first))
-            else:
-                k.check(k.kopt_step_range(self.began, here, 1, begin, end))
+            for began, _, low, high in self.runs:
+                low, high = max(low, first), min(high, last)
+                here = k.kopt_tensor.from_buffer(self.tensors, low * ctypes.sizeof(k.kopt_tensor)) if low < high else 0
+                if here and end is None:
+                    k.check(k.kopt_step_run(began, here, high - low))
+                elif here:
+                    k.check(k.kopt_step_range(began, here, 1, begin, end))
 
     def run(self):
         parts = self.parts()
         if parts:
             list(pool(self.cut[0]).map(self.part, parts))
         else:
-            k.check(k.kopt_step_run(self.began, self.tensors, len(self.tensors)))
+            self.part([(0, len(self.sizes), 0, None)])
         self.finish()
 
     def finish(self):
@@ -279,14 +302,16 @@ class Call:
             now = self.rates[:, 1]
             now.copy_(torch.where(self.steps[:, 2] != 0, self.rates[:, 3], now))
             self.steps[:, 2] = 0
-        for s in self.states:
-            s["step"] = self.step
+        for _, step, first, last in self.runs:
+            for s in self.states[first:last]:
+                s["step"] = step
         for copy, i in zip(self.grads[len(self.params):], self.gaps):
             self.params[i].copy_(copy)
         increment_version(self.params)
         if "residual" in self.entries[0].names:
-            for e, p in zip(self.entries, self.params):
-                e.version = p._version
+            versions = [p._version for p in self.params] if self.gaps else [v + 1 for v in self.versions]
+            for e, version in zip(self.entries, versions):
+                e.version = version
         self.grads = self.owners = self.params = self.states = None
 
     def knows(self, step):
@@ -348,6 +373,11 @@ class GpuCall(Call):
         self.layout = self.without_addresses()
         self.plan = other.plan if other is not None and other.layout == self.layout else None
 
+    @staticmethod
+    def lists(*columns):
+        """The same, with one step count each: a plan has one."""
+        return parted(columns[0], *columns).values()
+
     def without_addresses(self):
         tensors = type(self.tensors).from_buffer_copy(self.tensors)
         for t in tensors:
@@ -398,7 +428,7 @@ class GpuCall(Call):
         device, self.plan.stopped = self.params[0].device, True
         with current(device):
             k.check(gpu.kopt_cuda_plan_step(self.plan.plan, stream_of(device)))
-            self.plan.step, self.plan.stopped = self.step, False
+            self.plan.step, self.plan.stopped = self.runs[0][1], False
             self.optimizer._reports.append(Report(self.plan, self.entries))
         self.finish()
 

@@ -193,20 +193,20 @@ class KahanOptimizer(torch.optim.Optimizer):
             if stale:
                 raise RuntimeError("the state of %s changes while it is looked at" % self._name(stale[0][1]))
         plans, used, options, calls = self._plans, {}, {}, []
-        for group, step, entries, *columns in sorted(lists, key=operator.itemgetter(1)):
+        for group, steps, entries, *columns in sorted(lists, key=lambda row: row[1][0]):
             turn = 0
             while (id(only), id(group), entries[0].kind, turn) in used:
                 turn += 1
             place = id(only), id(group), entries[0].kind, turn
             call = plans.get(place)
             holds = call is not None and call.entries == entries
-            if not (holds and call.knows(step)) and any(report.may_skip for report in self._reports):
+            if not (holds and call.knows(steps[0])) and any(report.may_skip for report in self._reports):
                 self._read_reports(wait=True)  # a new plan begins where the last one is
                 return self._calls(only, *scalars)
             if not holds:
                 call = CALLS[columns[0][0].device.type](self, group, entries, call)
             used[place], call.group = call, group
-            call.begin(options.setdefault(id(group), {}), step, *columns, *scalars)
+            call.begin(options.setdefault(id(group), {}), steps, *columns, *scalars)
             calls.append(call)
         self._plans = used if only is None else {**plans, **used}
         return calls
@@ -222,8 +222,8 @@ class KahanOptimizer(torch.optim.Optimizer):
             self._twice = len(set(ids)) < len(ids)
 
     def _lists(self, only):
-        """What is stepped together: (group, step, entries, parameters, gradients, states), and pairs of groups and
-        parameters whose entries do not hold."""
+        """What is stepped together: (group, step counts, entries, parameters, gradients, states), and pairs of groups
+        and parameters whose entries do not hold."""
         lists, stale = [], []
         groups = self.param_groups if only is None else [self._member(only)[1]]
         if self._twice and only is None:
@@ -238,7 +238,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             if not all(there):
                 params, grads = (list(itertools.compress(x, there)) for x in (params, grads))
             entries = list(map(self._entries.get, map(id, params)))
-            if None in entries:
+            if not all(entries):
                 stale += [(group, p) for p, e in zip(params, entries) if e is None]
                 params, grads, entries = (list(itertools.compress(x, entries)) for x in (params, grads, entries))
             if not params:
@@ -249,7 +249,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             for es, *columns in parted(map(kind_of, entries), entries, params, grads, states).values():
                 steps = Entry.hold(es, layout, *columns)
                 if steps:
-                    lists += [(group, step, *rows) for step, rows in parted(steps, es, *columns).items()]
+                    lists += [(group, *rows) for rows in CALLS[columns[0][0].device.type].lists(steps, es, *columns)]
                 else:
                     stale += [(group, p) for e, p, g, s in zip(es, *columns)
                               if not Entry.hold([e], layout, [p], [g], [s])]
