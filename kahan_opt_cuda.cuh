@@ -864,7 +864,8 @@ KOPT_CUDA_FN_ kopt_scalars_octet_ kopt_cuda_scalars_(const kopt_cuda_tensor_ *t,
     KOPT_UNROLL_
     for (i = KOPT_CUDA_SCALARS_ / 4; i < sizeof local.words / 4; i++)
         local.words[i] = how != KOPT_CUDA_ANY_ ? 0 : ((const uint32_t *)&g->k)[i];
-    if (how == KOPT_CUDA_MORE_) local.k.unrectified = g->k.unrectified, local.k.first_step = g->k.first_step;
+    if (how == KOPT_CUDA_MORE_) local.k.unrectified = g->k.unrectified;
+    if (how == KOPT_CUDA_MORE_) local.k.first_step = g->k.first_step;
     local.k.rate = kopt_mul_octet_(local.k.rate, kopt_as_u32_(t->rate_scale));
     local.k.weight_decay = kopt_mul_octet_(local.k.weight_decay, kopt_as_u32_(t->rate_scale));
     if (feedback) local.k.beta1 = kopt_as_u32_(t->beta1);

@@ -63,7 +63,7 @@ static const mode modes[] = {
     {"Lion KAHAN bf16", LION, B, B, B, KAHAN, NOISE, N, 0, 0, 82, 0},
     {"RAdam KAHAN bf16", RADAM, B, B, B, KAHAN, NOISE, N, 0, 0, 94, 0},
     {"Adan KAHAN bf16", ADAN, B, B, B, KAHAN, NOISE, N, 0, 0, 131, 0},
-    {"Adan fp32", ADAN, F, F, F, NEAR, NOISE, N, 0, 0, 61, 0},
+    {"Adan fp32", ADAN, F, F, F, NEAR, NOISE, N, 0, 0, 63, 0},
     {"Ranger KAHAN bf16", RANGER, B, B, B, KAHAN, NOISE, N, 0, 0, 185, 0},
     {"AMSGrad KAHAN bf16", AMSGRAD, B, B, B, KAHAN, NOISE, N, 0, 0, 107, 0},
     {"EMA KAHAN bf16", EMA, B, B, B, KAHAN, NOISE, N, 0, 0, 57, 0},
