@@ -23,7 +23,7 @@ usage: ./build.sh demo [--fp16] [FILE]     train a byte language model on FILE
        ./build.sh test --fast              half a minute: at each change
        ./build.sh web test | picture       the playground, in headless Chromium
        ./build.sh mutants [all|share K/N]  mistakes in the header: each is seen?
-       ./build.sh mutants cuda             those in kahan_opt_cuda.cuh: an hour
+       ./build.sh mutants cuda             those in kahan_opt_cuda.cuh, with nvcc
        ./build.sh cuda [bench]             the GPU part: its tests; its speed
        ./build.sh cuda day [--part N]      all on a GPU: 25 minutes (0: 90 s)
        ./build.sh bench [WORD...]          the bits, then the memory roofline
