@@ -2,7 +2,8 @@
 # kernel of each kind of step; the last of them takes the tensors of the others.
 # shellcheck shell=sh disable=SC2086,SC2154
 steps='X(1, 1, 2, 0) X(1, 3, 4, 0) X(1, 4, 2, 0) X(1, 1, 5, 0) X(2, 2, 1, 0) X(1, 1, 2, 1) X(0, 0, 0, 1) X(1, 3, 1, 1)
-    X(1, 1, 2, 2) X(0, 0, 0, 2) X(1, 3, 1, 2) X(1, 1, 9, 3) X(2, 2, 9, 3) X(1, 0, 9, 3) X(0, 3, 9, 3) X(1, 3, 9, 4)'
+    X(1, 1, 2, 2) X(0, 0, 0, 2) X(1, 3, 1, 2) X(1, 1, 9, 3) X(2, 2, 9, 3) X(1, 0, 9, 3) X(0, 3, 9, 3) X(1, 3, 9, 3)
+    X(1, 3, 9, 4)'
 
 run() { # run PROGRAM: its tests, to the first that fails
     [ -z "${KOPT_REACHED:-}" ] || cut -f 1 $out/mutants >"$KOPT_REACHED" # each program may kill each
