@@ -5,7 +5,7 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, "tests/robust")
-import mutants # noqa: E402
+import mutants  # noqa: E402
 
 # By hand, as in tests/robust/mutants.py: what tests of small lists do not see, and what no rule makes.
 BY_HAND = [
