@@ -53,7 +53,7 @@
        VOCABULARIES               KERNELS                 DISPATCH                    TILES
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 1000
+#if defined(KOPT_VERSION) && KOPT_VERSION != 1100
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
@@ -165,7 +165,7 @@
    VERSION HISTORY: docs/CHANGELOG.md
 */
 
-#define KOPT_VERSION 1000 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
+#define KOPT_VERSION 1100 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
 #include <stddef.h>
 #include <stdint.h>

@@ -107,7 +107,7 @@ typedef struct kopt_cuda_group {
     size_t count;
 } kopt_cuda_group;
 
-enum { KOPT_CUDA_KERNELS_ = 81 };
+enum { KOPT_CUDA_KERNELS_ = 81, KOPT_CUDA_ROOM_ = 128 }; /* a plan has room for more kernels: its layout stays */
 
 /* A handle: a plain struct that owns no memory. The plan itself is a block of bytes that you keep, on the host and in
    GPU memory, as long as you use the plan. */
@@ -120,7 +120,7 @@ typedef struct kopt_cuda_plan {
     size_t size;  /* of each, in bytes                                                                            */
     /* Only the library uses these: their names end in _. */
     size_t groups_, at_tensors_, at_tasks_, at_ratios_;
-    uint32_t tensors_, width_, grad_format_, stable_, guards_, rounds_, first_[KOPT_CUDA_KERNELS_ + 1];
+    uint32_t tensors_, width_, grad_format_, stable_, guards_, rounds_, first_[KOPT_CUDA_ROOM_];
 } kopt_cuda_plan;
 
 /* The size of a plan in bytes: about 1,000 per group, 200 per tensor. 0 if a group is invalid. */
