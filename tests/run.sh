@@ -48,8 +48,8 @@ part() ( # part NAME COMMAND...: adds a part, whose command prints TAP
 
 # The longest parts take turns: those of one group with each commit, and the groups take about the same time. A part's
 # own turns go on each time that it runs.
-groups=6
-seldom() { # seldom GROUP NAME COMMAND...: adds a part of this group, 0 to 5
+groups=7
+seldom() { # seldom GROUP NAME COMMAND...: adds a part of this group, 0 to 6
     [ $1 -lt $groups ] || wrong "the part $2 is of group $1, which has no turn"
     [ -n "${KOPT_ALL:-}" ] || [ $((commit % groups)) = $1 ] || return 0
     name=$2
@@ -313,7 +313,7 @@ run_tests() {
         part numpy sh tests/bits/golden.sh $python tests/bits/probe.py
     vmath_parts
     seldom 4 stack sh tests/robust/stack.sh
-    seldom 4 abi sh tests/robust/abi.sh
+    seldom 6 abi sh tests/robust/abi.sh
     seldom 0 mutants sh tests/robust/mutants.sh turn
     tools=$(sh tests/bits/matrix.sh missing)
     [ -z "$tools" ] || lacks "some of the matrix" "$(echo $tools)"
@@ -328,23 +328,23 @@ run_tests() {
         with "the tests under $tool's sanitizers" "$tool with AddressSanitizer" sanitizes $tool '' &&
             seldom $group sanitize_$tool sh tests/robust/sanitize.sh $tool
     done
-    with libFuzzer libclang-rt-14-dev sanitizes clang ,fuzzer && seldom 1 sanitize_fuzz sh tests/robust/sanitize.sh fuzz
+    with libFuzzer libclang-rt-14-dev sanitizes clang ,fuzzer && seldom 6 sanitize_fuzz sh tests/robust/sanitize.sh fuzz
     with "hostile input under valgrind" valgrind test -f /usr/include/valgrind/memcheck.h &&
-        seldom 4 sanitize_valgrind sh tests/robust/sanitize.sh valgrind
+        seldom 6 sanitize_valgrind sh tests/robust/sanitize.sh valgrind
     for tool in cppcheck clang-tidy; do have $tool || lacks "static analysis by $tool" $tool; done
-    seldom 2 sanitize_static sh tests/robust/sanitize.sh static
+    seldom 6 sanitize_static sh tests/robust/sanitize.sh static
     have luajit || lacks "the library called from LuaJIT" luajit
     have cmake || lacks "the CMake package" cmake
     seldom 3 examples sh tests/examples/examples.sh
     for tool in arm-none-eabi-gcc qemu-system-arm riscv64-linux-gnu-gcc qemu-system-riscv32 avr-gcc simavr; do
         have $tool || lacks "the firmware that needs $tool" $tool
     done
-    seldom 2 firmware sh tests/examples/firmware.sh bits figures
+    seldom 6 firmware sh tests/examples/firmware.sh bits figures
     seldom 0 firmware_power sh tests/examples/firmware.sh power careless
     seldom 1 checkpoint sh tests/examples/checkpoint.sh crash damage
-    seldom 5 checkpoint_more sh tests/examples/checkpoint.sh files machines
-    seldom 5 lockstep sh tests/examples/lockstep.sh
-    with "training on several ranks of MPI" "mpicc mpirun" && seldom 4 zero1 sh tests/examples/zero1.sh
+    seldom 2 checkpoint_more sh tests/examples/checkpoint.sh files machines
+    seldom 6 lockstep sh tests/examples/lockstep.sh
+    with "training on several ranks of MPI" "mpicc mpirun" && seldom 2 zero1 sh tests/examples/zero1.sh
     tools=$(sh docs/playground/run.sh lacks)
     with "the playground in a browser" "$tools" test -z "$tools" && seldom 0 web sh docs/playground/run.sh test
     part docs sh tests/examples/docs.sh
@@ -353,7 +353,7 @@ run_tests() {
     with "the freeze of the interface" "python3 gcc" && part freeze python3 tests/repo/freeze.py
     [ -d build/python/clang_format ] || have clang-format-19 || lacks "the format of the C files" clang-format-19
     with "names, banners and format" python3 && part style python3 tests/repo/style.py
-    seldom 3 demo sh tests/examples/demo.sh
+    seldom 6 demo sh tests/examples/demo.sh
     part selftest sh tests/bits/selftest.sh build/tests/native.plain.o
     seldom 5 selftest sh tests/bits/selftest.sh # in its place
     part setup sh tests/repo/setup.sh
