@@ -507,8 +507,8 @@ static void statistics(int lists) {
                 if (k % 8 == 2) memset(t->grad, 0x11, t->n * width(t->grad_format)); /* all in one bin */
             }
         for (g = 0; g < l.group_count; ++g) kopt_norm_add_grads(&norm, l.tensors[1][g], l.counts[g]);
-        infinite += norm.nonfinite != 0,
-            halves += norm.nonfinite > 9 && k % 8 == 0 && l.tensors[1][0][0].grad_format != KOPT_F32;
+        infinite += norm.nonfinite != 0;
+        halves += norm.nonfinite > 9 && k % 8 == 0 && l.tensors[1][0][0].grad_format != KOPT_F32;
         l.plan.blocks = below(4);
         bad += made(kopt_cuda_plan_measure(&l.plan, stream)) != KOPT_OK ||
                memcmp(&norm, kopt_cuda_plan_norm(&l.plan, NULL), sizeof norm) != 0;
