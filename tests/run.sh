@@ -287,7 +287,8 @@ run_tests() {
         for source in $programs; do
             ! turn 7 || program $source "${target%%:*}" "$emulator" quick "$compiler" -O2 -static
         done
-        ! turn 7 || program tests/unit/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
+        ! turn 7 ||
+            program tests/unit/test_environment.c "${target%%:*}_ofast" "$emulator" quick "$compiler" -Ofast -static
     done
     for compiler in clang clang-19; do # vectors of WebAssembly
         with "the bits of WebAssembly's vectors, $compiler" "$compiler, lld, node or wasi-libc" wasi $compiler &&
