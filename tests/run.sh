@@ -344,7 +344,7 @@ run_tests() {
     done
     seldom 6 firmware sh tests/examples/firmware.sh bits figures
     seldom 0 firmware_power sh tests/examples/firmware.sh power careless
-    seldom 1 checkpoint sh tests/examples/checkpoint.sh crash damage
+    seldom 6 checkpoint sh tests/examples/checkpoint.sh crash damage
     seldom 2 checkpoint_more sh tests/examples/checkpoint.sh files machines
     seldom 6 lockstep sh tests/examples/lockstep.sh
     with "training on several ranks of MPI" "mpicc mpirun" && seldom 2 zero1 sh tests/examples/zero1.sh
