@@ -1,4 +1,4 @@
-/* kahan_opt.h - v0.9 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+/* kahan_opt.h - v0.11 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
    Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
    gradients, the library updates the weights. It allocates nothing: all memory is yours.
@@ -3698,6 +3698,12 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
    mulhilo_(a, x, &hi, &lo)  upper and lower word of the 64-bit product a * x; x is one uint32_t for all lanes
    dot_(sum, a, b)           adds 64-bit products a * b to sum[0] and sum[1]. Not scalar, not with TOOLS_ISA_
 
+   Binary64. Not scalar, not with TOOLS_ISA_. Opaque, like floats
+   K_(f64)                   LANES_ / 2 lanes of double
+   load_f64_(p)              LANES_ / 2 floats, widened
+   splat_f64_(x)             x, a double: broadcast
+   add_f64_ sub_f64_ mul_f64_(a, b)
+
    Masks
    igt_(a, b) ieq_(a, b)     mask: a > b as int32_t; a == b
    mask_or_(m, m2)           m || m2
@@ -3769,7 +3775,6 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 #define moments_ K_(moments)
 #define half_pair_ K_(half_pair)
 #define random_pair_ K_(random_pair)
-#define norm_sums_ K_(norm_sums)
 #define vf32_ K_(vf32)
 #define vu32_ K_(vu32)
 #define vmask_ K_(vmask)
@@ -3878,6 +3883,7 @@ typedef __m128i vu32_, vmask_;
 typedef __m256 vf32_;
 typedef __m256i vu32_, vmask_;
 typedef __m128i K_(part); /* half a vector */
+typedef __m256d K_(f64);
 #else
 #define ISA_ avx512
 /* evex512 against -mno-evex512, which zig cc passes: the compilers that have that flag know it. */
@@ -3904,6 +3910,7 @@ typedef __m512 vf32_;
 typedef __m512i vu32_;
 typedef __mmask16 vmask_;
 typedef __m256i K_(part);
+typedef __m512d K_(f64);
 #endif
 #define MIN_MAX_ 1
 
@@ -3911,22 +3918,22 @@ typedef __m256i K_(part);
    sqrt, min and max become estimates, or their operands are swapped: they are assembly. */
 #ifdef KOPT_GNU_
 #define OPAQUE_(r) __asm__("" : "+v"(r))
-#define ARITHMETIC_(name, operation, intrinsic) \
-    FN_ vf32_ name(vf32_ a, vf32_ b) {          \
-        vf32_ r = a operation b;                \
-        OPAQUE_(r);                             \
-        return r;                               \
+#define ARITHMETIC_(type, name, operation, intrinsic) \
+    FN_ type name(type a, type b) {                   \
+        type r = a operation b;                       \
+        OPAQUE_(r);                                   \
+        return r;                                     \
     }
 #if KOPT_PASS_ == KOPT_PASS_SSE2_ && !defined(__AVX__)
 #define ASSEMBLE_(operation, r, a, b) __asm__(operation " {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b))
 #else /* with -mavx the encoding of SSE would stall */
 #define ASSEMBLE_(operation, r, a, b) __asm__("v" operation " {%2, %1, %0|%0, %1, %2}" : "=v"(r) : "v"(a), "v"(b))
 #endif
-#define ASSEMBLED_(name, operation, intrinsic) \
-    FN_ vf32_ name(vf32_ a, vf32_ b) {         \
-        vf32_ r;                               \
-        ASSEMBLE_(operation, r, a, b);         \
-        return r;                              \
+#define ASSEMBLED_(type, name, operation, intrinsic) \
+    FN_ type name(type a, type b) {                  \
+        type r;                                      \
+        ASSEMBLE_(operation, r, a, b);               \
+        return r;                                    \
     }
 FN_ vf32_ sqrt_(vf32_ a) {
     vf32_ r;
@@ -3939,17 +3946,17 @@ FN_ vf32_ sqrt_(vf32_ a) {
 }
 #else
 #define OPAQUE_(r) ((void)0)
-#define ARITHMETIC_(name, operation, intrinsic) \
-    FN_ vf32_ name(vf32_ a, vf32_ b) { return intrinsic(a, b); }
+#define ARITHMETIC_(type, name, operation, intrinsic) \
+    FN_ type name(type a, type b) { return intrinsic(a, b); }
 #define ASSEMBLED_ ARITHMETIC_
 FN_ vf32_ sqrt_(vf32_ a) { return MM_(sqrt_ps)(a); }
 #endif
-ARITHMETIC_(add_, +, MM_(add_ps))
-ARITHMETIC_(sub_, -, MM_(sub_ps))
-ARITHMETIC_(mul_, *, MM_(mul_ps))
-ASSEMBLED_(div_, "divps", MM_(div_ps))
-ASSEMBLED_(min_, "minps", MM_(min_ps))
-ASSEMBLED_(K_(max), "maxps", MM_(max_ps))
+ARITHMETIC_(vf32_, add_, +, MM_(add_ps))
+ARITHMETIC_(vf32_, sub_, -, MM_(sub_ps))
+ARITHMETIC_(vf32_, mul_, *, MM_(mul_ps))
+ASSEMBLED_(vf32_, div_, "divps", MM_(div_ps))
+ASSEMBLED_(vf32_, min_, "minps", MM_(min_ps))
+ASSEMBLED_(vf32_, K_(max), "maxps", MM_(max_ps))
 
 FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
     vu32_ r = SI_(castps_si)(a);
@@ -4041,6 +4048,10 @@ FN_ vu32_ K_(block_of_lane)(void) { return _mm_setr_epi32(0, 1, 2, 3); }
 #define FP16_ 1
 FN_ vf32_ splat_(float x) { return MM_(set1_ps)(x); }
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return MM_(max_epi32)(a, b); }
+ARITHMETIC_(K_(f64), K_(add_f64), +, MM_(add_pd))
+ARITHMETIC_(K_(f64), K_(sub_f64), -, MM_(sub_pd))
+ARITHMETIC_(K_(f64), K_(mul_f64), *, MM_(mul_pd))
+FN_ K_(f64) K_(splat_f64)(double x) { return MM_(set1_pd)(x); }
 FN_ K_(part) K_(load_part)(const kopt_byte_ *p) { return PART_(loadu_si)((const K_(part) *)p); }
 FN_ void K_(store_part)(kopt_byte_ *p, K_(part) a) { PART_(storeu_si)((K_(part) *)p, a); }
 
@@ -4074,6 +4085,7 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 FN_ vu32_ K_(block_of_lane)(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
+FN_ __m256d K_(load_f64)(const kopt_byte_ *p) { return _mm256_cvtps_pd(_mm_loadu_ps((const float *)p)); }
 #undef QUARTERS_
 #else
 FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
@@ -4133,6 +4145,7 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) {
     *b = _mm512_permutex2var_ps(even, or_(first, isplat_(8)), odd);
 }
 FN_ vu32_ K_(block_of_lane)(void) { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
+FN_ __m512d K_(load_f64)(const kopt_byte_ *p) { return _mm512_cvtps_pd(_mm256_loadu_ps((const float *)p)); }
 #endif
 FN_ vu32_ load16_(const kopt_byte_ *p) { return MM_(cvtepu16_epi32)(K_(load_part)(p)); }
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return MM_(cvtepu8_epi16)(K_(load_part)(p)); }
@@ -4203,6 +4216,7 @@ typedef int16x8_t K_(i16);
 typedef uint16x8_t K_(u16);
 typedef int32x4_t K_(i32);
 typedef uint64x2_t K_(u64);
+typedef float64x2_t K_(f64);
 #else
 #define ISA_ simd128
 #define GENERIC_FP16_ 1
@@ -4214,6 +4228,7 @@ typedef int16_t K_(i16) __attribute__((__vector_size__(16)));
 typedef uint16_t K_(u16) __attribute__((__vector_size__(16)));
 typedef int32_t K_(i32) __attribute__((__vector_size__(16)));
 typedef uint64_t K_(u64) __attribute__((__vector_size__(16)));
+typedef double K_(f64) __attribute__((__vector_size__(16)));
 typedef uint32_t K_(unaligned128) __attribute__((__vector_size__(16), __aligned__(1), __may_alias__));
 typedef uint64_t K_(unaligned64) __attribute__((__aligned__(1), __may_alias__));
 #endif
@@ -4265,6 +4280,7 @@ FN_ void K_(dot)(vu32_ sum[2], vu32_ a, vu32_ b) {
 }
 FN_ int any_true_(vmask_ a) { return vmaxvq_u32(a) != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return vbslq_u32(m, yes, no); }
+FN_ K_(f64) K_(load_f64)(const kopt_byte_ *p) { return vcvt_f64_f32((float32x2_t)vld1_u8(p)); }
 FN_ vu32_ load32_(const kopt_byte_ *p) { return WORDS_(vld1q_u8(p)); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return vmovl_u16((uint16x4_t)vld1_u8(p)); }
 FN_ vu32_ K_(load8)(const kopt_byte_ *p) {
@@ -4339,6 +4355,10 @@ FN_ vu32_ K_(load64)(const kopt_byte_ *p) {
     const K_(u64) a = {*(const K_(unaligned64) *)p, 0};
     return WORDS_(a);
 }
+FN_ K_(f64) K_(load_f64)(const kopt_byte_ *p) {
+    const vf32_ a = as_f32_(K_(load64)(p));
+    return __builtin_convertvector(SHUFFLE_(a, a, 0, 1), K_(f64));
+}
 FN_ vu32_ load32_(const kopt_byte_ *p) { return *(const K_(unaligned128) *)p; }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return K_(unpack_low16)(K_(load64)(p)); }
 FN_ vu32_ K_(load8)(const kopt_byte_ *p) { /* each byte four times in its word; the arithmetic shift extends the sign */
@@ -4376,6 +4396,13 @@ FN_ vu32_ K_(largest_part)(vu32_ a) { return a; }
 FN_ vf32_ add_(vf32_ a, vf32_ b) { return as_f32_(as_u32_(a + b)); }
 FN_ vf32_ sub_(vf32_ a, vf32_ b) { return as_f32_(as_u32_(a - b)); }
 FN_ vf32_ mul_(vf32_ a, vf32_ b) { return as_f32_(as_u32_(a * b)); }
+FN_ K_(f64) K_(add_f64)(K_(f64) a, K_(f64) b) { return (K_(f64))as_u32_((vf32_)(a + b)); }
+FN_ K_(f64) K_(sub_f64)(K_(f64) a, K_(f64) b) { return (K_(f64))as_u32_((vf32_)(a - b)); }
+FN_ K_(f64) K_(mul_f64)(K_(f64) a, K_(f64) b) { return (K_(f64))as_u32_((vf32_)(a * b)); }
+FN_ K_(f64) K_(splat_f64)(double x) {
+    const K_(f64) r = {x, x};
+    return r;
+}
 #if KOPT_PASS_ == KOPT_PASS_NEON_ && defined(KOPT_CRC_VECTORS_)
 static uint32_t kopt_crc_fast_(uint32_t value, const kopt_byte_ *p, size_t n) { /* as that of x86 */
     for (; n > 0; p += 8, n -= 8) value = __crc32d(value, vget_lane_u64(vreinterpret_u64_u8(vld1_u8(p)), 0));
@@ -6786,20 +6813,9 @@ NOINLINE_FN_ void K_(measure)(const kopt_job_ *j, size_t begin, kopt_byte_ *out)
 /* ---- norm, clipping and reduction ---- */
 
 #ifndef ONE_LANE_
-/* docs/numerics.md, section 9. Vectors take the magnitudes in a window: the multiples of a unit, 2^(127 - scale), that
-   are below 2^28 units. In this unit they are integers, whose squares add up exactly in 64 bits. fp32 values are split
-   into their upper and lower 12 significant bits, the lower ones in units of 2^(127 - scale - 12). A window holds all
-   numbers of 21 binades in bf16, 18 in fp16 and 17 in fp32. Here a group is four vectors. If any of its values is
-   outside the window, the group is added one value at a time. */
-
-/* Adds the 64-bit lanes of a sum to the norm, times 2^(p - 298). */
-NOINLINE_FN_ void K_(norm_spill)(kopt_norm *norm, vu32_ a, vu32_ b, uint32_t p) {
-    uint64_t part[LANES_];
-    size_t i;
-    store32_((kopt_byte_ *)part, a);
-    store32_((kopt_byte_ *)(part + LANES_ / 2), b);
-    for (i = 0; i < LANES_; i++) kopt_norm_accumulate_(norm, part[i], p);
-}
+/* docs/numerics.md, section 9. Vectors take the magnitudes in a window, whose top is two binades above the largest one
+   of the block for which it was chosen: 21 binades in bf16 and fp32, 18 in fp16. A group is four vectors, a block 64
+   groups. If any value of a group is outside the window, the group is added one value at a time. */
 
 /* |x| as fp32 bits, for vector i of a group. bf16: the even or the odd elements of two vectors; sums need no order. */
 FN_ vu32_ K_(norm_load)(const kopt_byte_ *p, kopt_format format, size_t i) {
@@ -6823,87 +6839,117 @@ FN_ uint32_t K_(norm_scan)(const kopt_byte_ *p, kopt_format format, size_t group
 
 /* x * factor as an integer; factor is the reciprocal of the window's unit. Sets bits in *bad if the product is not
    an integer, and a bit above the lowest 28 in *all if x is above the window. */
-FN_ vu32_ K_(norm_to_integer)(vf32_ x, vf32_ factor, vu32_ *bad, vu32_ *all) {
-    const vf32_ scaled = mul_(x, factor);
+FN_ vu32_ K_(norm_to_integer)(vu32_ x, vf32_ factor, vu32_ *bad, vu32_ *all) {
+    const vf32_ scaled = mul_(as_f32_(x), factor);
     const vu32_ integer = K_(round_u32)(scaled);
     *bad = or_(*bad, xor_(as_u32_(convert_f32_(integer)), as_u32_(scaled)));
     *all = or_(*all, integer);
     return integer;
 }
 
-typedef struct norm_sums_ {
-    vu32_ high[2], cross[2], low[2];
-} norm_sums_;
-
-/* Vector i of a group as integers. fp32: returns the upper 12 significant bits times factor and gives the lower 12 bits
-   times fine_factor as *low. bad, all: see norm_to_integer. */
-FN_ vu32_ K_(norm_split)(const kopt_byte_ *p, kopt_format format, size_t i, vf32_ factor, vf32_ fine_factor, vu32_ *low,
-                         vu32_ *bad, vu32_ *all) {
-    vu32_ x = K_(norm_load)(p, format, i), high = x;
-    if (format == KOPT_F32) {
-        high = and_(x, isplat_(0xFFFFF000u));
-        *low = K_(norm_to_integer)(sub_(as_f32_(x), as_f32_(high)), fine_factor, bad, all);
+/* Adds groups of 16-bit values. They are integers below 2^28 in the window's unit, 2^(127 - scale), and the 256 squares
+   of a block add up exactly in 64 bits. top: from norm_scan. Returns the number of groups outside the window. */
+FN_ size_t K_(norm_add16)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t groups, uint32_t top) {
+    const size_t group = 4 * LANES_;
+    const uint32_t scale = top > 25 ? 279 - top : 254;
+    const vf32_ factor = splat_(kopt_as_f32_(scale << 23));
+    uint64_t part[LANES_];
+    size_t i, outside = 0;
+    vu32_ sum[2];
+    if (scale < 127) { /* a factor below 1 could make 0 of the smallest numbers, which `bad` would not show */
+        kopt_norm_add_values_(norm, p, format, groups * group);
+        return groups;
     }
-    return K_(norm_to_integer)(as_f32_(high), factor, bad, all);
+    sum[0] = sum[1] = isplat_(0);
+    for (; groups > 0; groups--, p += 2 * group) {
+        vu32_ bad = isplat_(0), all = isplat_(0), a, b, c, d;
+        KOPT_PREFETCH_(p + 2048);
+        a = K_(norm_to_integer)(K_(norm_load)(p, format, 0), factor, &bad, &all);
+        b = K_(norm_to_integer)(K_(norm_load)(p, format, 1), factor, &bad, &all);
+        c = K_(norm_to_integer)(K_(norm_load)(p, format, 2), factor, &bad, &all);
+        d = K_(norm_to_integer)(K_(norm_load)(p, format, 3), factor, &bad, &all);
+        bad = or_(and_(bad, isplat_(0x7FFFFFFFu)), shr_(all, 28));
+        if (any_true_(igt_(bad, isplat_(0)))) {
+            kopt_norm_add_values_(norm, p, format, group);
+            outside++;
+        } else {
+            K_(dot)(sum, a, a);
+            K_(dot)(sum, b, b);
+            K_(dot)(sum, c, c);
+            K_(dot)(sum, d, d);
+        }
+    }
+    store32_((kopt_byte_ *)part, sum[0]);
+    store32_((kopt_byte_ *)(part + LANES_ / 2), sum[1]);
+    for (i = 0; i < LANES_; i++) kopt_norm_accumulate_(norm, part[i], 552 - 2 * scale);
+    return outside;
 }
 
-/* Adds the squares: (high + low)^2 = s->high + 2 s->cross + s->low. */
-FN_ void K_(norm_dot)(norm_sums_ *s, kopt_format format, vu32_ high, vu32_ low) {
-    K_(dot)(s->high, high, high);
-    if (format != KOPT_F32) return;
-    K_(dot)(s->cross, high, low);
-    K_(dot)(s->low, low, low);
+/* Adds the squares of LANES_ / 2 fp32 values at p, and of as many 8 * LANES_ bytes behind. They are exact in binary64.
+   Adding and subtracting the constant rounds a square to a multiple of the last bit of that: *high sums the multiples,
+   *low what the rounding cut off. */
+FN_ void K_(norm_squares)(K_(f64) * high, K_(f64) * low, const kopt_byte_ *p, K_(f64) constant) {
+    const K_(f64) x = K_(load_f64)(p), y = K_(load_f64)(p + 8 * LANES_);
+    const K_(f64) square = K_(mul_f64)(x, x), square2 = K_(mul_f64)(y, y);
+    const K_(f64) multiple = K_(sub_f64)(K_(add_f64)(square, constant), constant);
+    const K_(f64) multiple2 = K_(sub_f64)(K_(add_f64)(square2, constant), constant);
+    *high = K_(add_f64)(K_(add_f64)(*high, multiple), multiple2);
+    *low = K_(add_f64)(K_(add_f64)(*low, K_(sub_f64)(square, multiple)), K_(sub_f64)(square2, multiple2));
+}
+
+/* The same for groups of fp32 values, in units of 2^(p - 298) and 2^(q - 298). A lane of a block has 512 squares: high
+   and low are exact if each is at most 2^44 of the larger unit and a multiple of the smaller one. */
+FN_ size_t K_(norm_add32)(kopt_norm *norm, const kopt_byte_ *at, size_t groups, uint32_t top) {
+    const uint32_t highest = top < 252 ? top : 252, p = 2 * highest + 6, q = p < 44 ? 0 : p - 44;
+    const vu32_ sign = isplat_(0x80000000u), most = isplat_(((highest + 3) << 23) - 1);
+    const vu32_ least = isub_(sign, isplat_(highest < 19 ? 1 : (highest - 18) << 23));
+    const double to_p = kopt_bits_to_f64_((uint64_t)(1321 - p) << 52);
+    const double to_q = kopt_bits_to_f64_((uint64_t)(1321 - q) << 52);
+    const K_(f64) constant = K_(splat_f64)(kopt_bits_to_f64_((uint64_t)(2 * (p + 777) + 1) << 51)),
+                  zero = K_(splat_f64)(0);
+    K_(f64) high[4], low[4];
+    double highs[LANES_ / 2], lows[LANES_ / 2];
+    uint64_t sum = 0, rest = (uint64_t)4096 << (p - q); /* above the magnitude of that of low, which may be negative */
+    size_t i, outside = 0;
+    high[0] = high[1] = high[2] = high[3] = low[0] = low[1] = low[2] = low[3] = zero;
+    for (; groups > 0; groups--, at += 16 * LANES_) {
+        const vu32_ a = K_(norm_load)(at, KOPT_F32, 0), b = K_(norm_load)(at, KOPT_F32, 1);
+        const vu32_ c = K_(norm_load)(at, KOPT_F32, 2), d = K_(norm_load)(at, KOPT_F32, 3);
+        const vu32_ largest = imax_(imax_(a, b), imax_(c, d)); /* next line: the smallest, without zeros */
+        const vu32_ smallest = imax_(imax_(isub_(sign, a), isub_(sign, b)), imax_(isub_(sign, c), isub_(sign, d)));
+        KOPT_PREFETCH_(at + 2048);
+        KOPT_PREFETCH_(at + 2048 + 8 * LANES_);
+        if (any_true_(K_(mask_or)(igt_(largest, most), igt_(smallest, least)))) {
+            kopt_norm_add_values_(norm, at, KOPT_F32, 4 * LANES_);
+            outside++;
+            continue;
+        }
+        K_(norm_squares)(&high[0], &low[0], at, constant);
+        K_(norm_squares)(&high[1], &low[1], at + 2 * LANES_, constant);
+        K_(norm_squares)(&high[2], &low[2], at + 4 * LANES_, constant);
+        K_(norm_squares)(&high[3], &low[3], at + 6 * LANES_, constant);
+    }
+    high[0] = K_(add_f64)(K_(add_f64)(high[0], high[1]), K_(add_f64)(high[2], high[3]));
+    low[0] = K_(add_f64)(K_(add_f64)(low[0], low[1]), K_(add_f64)(low[2], low[3]));
+    memcpy(highs, &high[0], sizeof highs);
+    memcpy(lows, &low[0], sizeof lows);
+    for (i = 0; i < LANES_ / 2; i++) {
+        sum += (uint64_t)kopt_mul64_(highs[i], to_p);
+        rest += (uint64_t)(int64_t)kopt_mul64_(lows[i], to_q);
+    }
+    kopt_norm_accumulate_(norm, sum + (rest >> (p - q)) - 4096, p);
+    kopt_norm_accumulate_(norm, rest & (((uint64_t)1 << (p - q)) - 1), q);
+    return outside;
 }
 
 FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
-    const size_t group = 4 * LANES_, bytes = group * kopt_bytes_of_(format);
-    size_t groups = n / group;
-    uint32_t scale = 0; /* the unit of the window is 2^(127 - scale); 0: not chosen yet */
-    while (groups > 0) {
-        size_t todo = groups < 64 ? groups : 64; /* 256 vectors: 2^8 squares below 2^56 fit in 64 bits */
-        norm_sums_ s;
-        vf32_ factor, fine_factor;
-        int exceptions = 0;
-        groups -= todo;
-        if (scale == 0) { /* leaves two binades above the largest value */
-            const uint32_t top = K_(norm_scan)(p, format, todo), largest_scale = format == KOPT_F32 ? 242 : 254;
-            scale = top > 279 - largest_scale ? 279 - top : largest_scale;
-        }
-        if (scale < 127) { /* a factor below 1 could make 0 of the smallest numbers, which `bad` would not show */
-            kopt_norm_add_values_(norm, p, format, todo * group);
-            kopt_norm_carry_(norm);
-            p += todo * bytes;
-            scale = 0;
-            continue;
-        }
-        factor = splat_(kopt_as_f32_(scale << 23));
-        fine_factor = splat_(kopt_as_f32_((scale + 12) << 23));
-        s.high[0] = s.high[1] = s.cross[0] = s.cross[1] = s.low[0] = s.low[1] = isplat_(0);
-        for (; todo > 0; todo--, p += bytes) {
-            vu32_ bad = isplat_(0), all = isplat_(0), a, b, c, d, low_a = all, low_b = all, low_c = all, low_d = all;
-            KOPT_PREFETCH_(p + 2048);
-            if (format == KOPT_F32) KOPT_PREFETCH_(p + 2048 + 8 * LANES_);
-            a = K_(norm_split)(p, format, 0, factor, fine_factor, &low_a, &bad, &all);
-            b = K_(norm_split)(p, format, 1, factor, fine_factor, &low_b, &bad, &all);
-            c = K_(norm_split)(p, format, 2, factor, fine_factor, &low_c, &bad, &all);
-            d = K_(norm_split)(p, format, 3, factor, fine_factor, &low_d, &bad, &all);
-            bad = or_(and_(bad, isplat_(0x7FFFFFFFu)), shr_(all, 28));
-            if (any_true_(igt_(bad, isplat_(0)))) {
-                kopt_norm_add_values_(norm, p, format, group);
-                exceptions++;
-            } else {
-                K_(norm_dot)(&s, format, a, low_a);
-                K_(norm_dot)(&s, format, b, low_b);
-                K_(norm_dot)(&s, format, c, low_c);
-                K_(norm_dot)(&s, format, d, low_d);
-            }
-        }
-        K_(norm_spill)(norm, s.high[0], s.high[1], 552 - 2 * scale);
-        if (format == KOPT_F32) {
-            K_(norm_spill)(norm, s.cross[0], s.cross[1], 552 + 1 - 12 - 2 * scale);
-            K_(norm_spill)(norm, s.low[0], s.low[1], 552 - 24 - 2 * scale);
-        }
-        if (exceptions > 1) scale = 0;
+    const size_t group = 4 * LANES_, size = kopt_bytes_of_(format);
+    size_t groups = n / group, todo, outside = 2;
+    uint32_t top = 0;
+    for (; groups > 0; groups -= todo, p += todo * group * size) {
+        todo = groups < 64 ? groups : 64;
+        if (outside > 1) top = K_(norm_scan)(p, format, todo);
+        outside = format == KOPT_F32 ? K_(norm_add32)(norm, p, todo, top) : K_(norm_add16)(norm, p, format, todo, top);
         kopt_norm_carry_(norm);
     }
     kopt_norm_add_values_(norm, p, format, n % group);
@@ -6979,7 +7025,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #undef moments_
 #undef half_pair_
 #undef random_pair_
-#undef norm_sums_
 #undef vf32_
 #undef vu32_
 #undef vmask_

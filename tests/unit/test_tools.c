@@ -289,6 +289,35 @@ static void check_norm_far_apart(void) {
     ok(!bad, "the norm of a number of any size and of the smallest subnormal beside it: %d wrong", bad);
 }
 
+/* fp32 at the ends of a window, for a largest magnitude with any exponent: the largest numbers two binades above it; the
+   same beside odd ones 18 binades below; numbers whose squares lie .49 of a unit above and below the next multiple, of
+   the unit in which sums are exact; and one infinity. */
+static void check_norm_window(void) {
+    static const uint32_t exponents[] = {1, 2, 17, 18, 19, 20, 21, 22, 40, 127, 200, 250, 251, 252, 253, 254};
+    int e, k, bad = 0;
+    for (e = 0; e < 16; ++e) {
+        const uint32_t top = exponents[e], above = top < 252 ? top + 2 : 254, below = top > 18 ? top - 18 : 1;
+        big sum;
+        uint32_t i;
+        for (i = 0; i < NORM_N; ++i) {
+            uint32_t word = top << 23 | dice() >> 9;
+            if (i >= 4096) word = above << 23 | 0x7fffff;
+            if (i >= 8192 && i % 3 != 0) word = below << 23 | 1;
+            if (i >= 12288) word = below << 23 | (ref_bits((float)sqrt(4.49 / 4)) & 0x7fffff);
+            if (i >= 16384) word = below << 23 | (ref_bits((float)sqrt(4.51 / 4)) & 0x7fffff);
+            ref_set(data, 4, i, i == 9000 ? 0x7f800000 : word);
+        }
+        big_norm(&sum, data, KOPT_F32, NORM_N);
+        for (k = 0; k < isa_count; ++k) {
+            kopt_norm norm = {0};
+            kopt_isa_force(isas[k]);
+            bad += kopt_norm_add(&norm, data, KOPT_F32, NORM_N) != KOPT_OK || !same_norm(&norm, &sum, 1);
+        }
+    }
+    kopt_isa_force(KOPT_ISA_AUTO);
+    ok(!bad, "the norm of fp32 numbers of 21 binades: %d wrong", bad);
+}
+
 /* The sum of 2^32 equal norms before its carry, as an all-reduce leaves it: each word times 2^32, which is the number
    one digit higher. Here 18 digits of ones: a norm of 2^155, to 577 bits. */
 static void check_norm_ranks(void) {
@@ -1280,6 +1309,7 @@ int main(int argc, char **argv) {
     check_norm();
     check_norm_edges();
     check_norm_far_apart();
+    check_norm_window();
     check_norm_ranks();
     check_clipping();
     check_clip_limits();
