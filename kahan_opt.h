@@ -1,4 +1,4 @@
-/* kahan_opt.h - v0.11 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+/* kahan_opt.h - v0.12 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
    Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
    gradients, the library updates the weights. It allocates nothing: all memory is yours.
@@ -53,7 +53,7 @@
        VOCABULARIES               KERNELS                 DISPATCH                    TILES
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 1100
+#if defined(KOPT_VERSION) && KOPT_VERSION != 1200
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
@@ -81,7 +81,8 @@
    - Updates weights by SGD, Adam, AdamW, AMSGrad, StableAdamW, Lion, Adan, RAdam or Ranger, and averages them. Weights,
      gradients and moments are bf16, fp16 or fp32, in any combination; moments may have 8 bits, too. KAHAN_OPT_VMATH
      adds Adam-atan2 and smooth Lion.
-   - Keeps the rounding residual of each 16-bit weight (Kahan, compact, exact), or rounds without bias (stochastic).
+   - Keeps the rounding residual of each 16-bit weight (Kahan, compact, exact), or rounds without bias (stochastic), and
+     may pay the rounding error back (feedback).
    - Does the rest of a training loop: exact gradient norm with a check for infinity and NaN, clipping, loss scaling,
      gradient accumulation, counts of weights that stall, gradients compressed to 16, 8 or 1 bit with error feedback,
      and reduction of shards in a fixed order.
@@ -165,7 +166,7 @@
    VERSION HISTORY: docs/CHANGELOG.md
 */
 
-#define KOPT_VERSION 1100 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
+#define KOPT_VERSION 1200 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -234,6 +235,7 @@
 #error "KAHAN_OPT_STATIC and KAHAN_OPT_API contradict each other: define one of them"
 #elif defined(KAHAN_OPT_STATIC)
 #define KOPT_API_ static KOPT_UNUSED_
+#define KOPT_API_IS_STATIC_
 #elif defined(KAHAN_OPT_API)
 #define KOPT_API_ KOPT_EXTERN_ KAHAN_OPT_API
 #else
@@ -504,10 +506,10 @@ typedef struct kopt_random_key {
 } kopt_random_key;
 
 /* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is 0
-   to 15: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE_(r, k) is the 16-bit random number
-   of the element's store k, 0 to 4; it evaluates r twice. Store 0 is that of the weight or its compensation, store k
-   that of the k-th moment. Functions of one value use only the lower 16 bits of random16, which are number 0: you can
-   pass r to them. As a whole, r is not a uniform 32-bit number. */
+   to 15 (modulo 16): the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE_(r, k) is the 16-bit random
+   number of the element's store k, 0 to 4; it evaluates r twice. Store 0 is that of the weight or its compensation,
+   store k that of the k-th moment. Functions of one value use only the lower 16 bits of random16, which are number 0:
+   you can pass r to them. As a whole, r is not a uniform 32-bit number. */
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i);
 #define KOPT_RANDOM_STORE_(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
@@ -720,8 +722,8 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
 /* ---- INLINE STEPS ------------------------------------------------------------------------------------------------ */
 
 #ifndef KAHAN_OPT_BINDINGS
-/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 0.7 KB
-   of code on a Cortex-M4F, and no implementation is needed.
+/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 616
+   bytes of code on a Cortex-M4F, and no implementation is needed.
 
        static kopt_bf16 weight[N], grad[N], state[3 * N];                         // SGD: state[N]. All zero, but weight
        kopt_inline_optimizer opt = kopt_inline_optimizer_of(1e-3f, 0.01f, 0);     // one for each tensor
@@ -736,13 +738,14 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
 typedef struct kopt_inline_optimizer {
     float lr, weight_decay;  /* both may change between steps. SGD adds weight_decay * w to the gradient */
     float gain1, gain2, eps; /* gain = 1 - beta: 0.1f for a beta of 0.9. SGD reads none of them */
+    uint32_t reserved32_;    /* 0 */
     uint64_t seed;           /* of the random bits */
     uint32_t step, id;       /* steps done so far; a number that no other tensor has */
 } kopt_inline_optimizer;
 
 /* Other fields as in kopt_adamw(): beta 0.9 and 0.999, eps 1e-8, seed 0. weight_decay: 0.01 there, 0 in kopt_sgd(). */
 KOPT_INLINE_ kopt_inline_optimizer kopt_inline_optimizer_of(float lr, float weight_decay, uint32_t id) {
-    const kopt_inline_optimizer opt = {lr, weight_decay, 0.1f, 0.001f, 1e-8f, 0, 0, id};
+    const kopt_inline_optimizer opt = {lr, weight_decay, 0.1f, 0.001f, 1e-8f, 0, 0, 0, id};
     return opt;
 }
 
@@ -880,7 +883,8 @@ typedef struct kopt_optimizer {
                                         constructors: see below). SGD, Lion, Adam-atan2 and EMA do not read it */
     double momentum, dampening;      /* SGD: finite, momentum >= 0; default 0, 0 */
     double grad_scale;               /* finite; gradients are multiplied by grad_scale * clip; default 1. To undo a
-                                        loss scale: 1 / loss scale */
+                                        loss scale of your own: 1 / loss scale; kopt_scaler_step() and
+                                        kopt_scaler_begin() divide by theirs */
     double clip;                     /* finite; the coefficient of gradient clipping (kopt_norm_clip()); default 1 */
     double lookahead_rate;           /* Ranger: how far the slow weights move: 0 not at all, 1 all the way; in [0, 1];
                                         default 0.5 */
@@ -945,11 +949,13 @@ KOPT_HOST_INLINE_ kopt_optimizer kopt_smooth_lion(double lr, double sharpness) {
 }
 #endif
 
-/* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding. The
-   tensor's `weight` is the average; its `grad` is the array of weights to average, which a step only reads. decay is
-   in [0, 1], otherwise KOPT_ERROR_RANGE; it is opt.beta1, which may change from step to step. maximize, zero_grad,
-   moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). The average of a fine-tuning run, whose weights move by
-   less than an ulp, needs KOPT_STOCHASTIC, KOPT_F32 or a stochastic copy: docs/fine-tuning.md. */
+/* An exponential moving average of weights: average += (1 - decay) * (weights - average), with any rounding but
+   KOPT_FEEDBACK. The tensor's `weight` is the average; its `grad` is the array of weights to average, which a step only
+   reads. decay is in [0, 1], otherwise KOPT_ERROR_RANGE; it is opt.beta1, which may change from step to step. maximize,
+   zero_grad, moments_only and weight_decay must be 0 (KOPT_ERROR_OPTION). For an average leave opt.grad_scale and
+   opt.clip, which multiply the weights to average, at 1, and t.rate_scale, which multiplies 1 - decay, at 0 or 1. The
+   average of a fine-tuning run, whose weights move by less than an ulp, needs KOPT_STOCHASTIC, KOPT_F32 or a stochastic
+   copy: docs/fine-tuning.md. */
 KOPT_HOST_INLINE_ kopt_optimizer kopt_ema(double decay) { return kopt_make_optimizer_(KOPT_RULE_EMA, decay); }
 #endif
 
@@ -981,9 +987,9 @@ typedef struct kopt_tensor {
                                    KOPT_ERROR_BOUNDS. With 8-bit moments, make it a multiple of 64: only then does the
                                    shard get the bits of the whole tensor */
     double rate_scale;          /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
-                                   otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1. To freeze a tensor, leave
-                                   it out of the list. One that joins later than the others needs an optimizer of its
-                                   own: see kopt_optimizer_step() */
+                                   otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1, so no schedule may end at
+                                   0. To freeze a tensor, leave it out of the list. One that joins later than the others
+                                   needs an optimizer of its own: see kopt_optimizer_step() */
     double stable_scale;        /* StableAdamW in parts: kopt_norm_stable_scale() of the whole tensor, for one step
                                    only; finite, >= 0, otherwise KOPT_ERROR_RANGE. Rate and weight decay are multiplied
                                    by it and by rate_scale. 0 (default): not measured; a step over all n elements then
@@ -1036,8 +1042,9 @@ KOPT_INLINE_ kopt_tensor kopt_tensor_of(void *weight, kopt_format weight_format,
 }
 
 /* The same for typed pointers and a constant format: KOPT_TENSOR(KOPT_BF16, weight, grad, n, state, sizeof state).
-   Gradients of 4 bytes are KOPT_F32, others have the format of the weights. Elements of another size do not compile;
-   for pointers to void, and for bf16 gradients of fp32 or fp16 weights, there is kopt_tensor_of(). */
+   Gradients of 4 bytes are KOPT_F32, others have the format of the weights. Elements of another size do not compile (in
+   C, if the format is a constant); for pointers to void, and for bf16 gradients of fp32 or fp16 weights, there is
+   kopt_tensor_of(). */
 #define KOPT_TENSOR(format, weight, grad, n, state, state_size)                                         \
     kopt_tensor_of(weight, format, grad, sizeof *(grad) == 4 ? KOPT_F32 : (format), n, state,               \
                    (state_size) + 0 * KOPT_FITS_(format, sizeof *(weight), sizeof *(grad)))
@@ -1060,7 +1067,7 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t
 
 /* An upper bound of kopt_state_size() as a constant, for static arrays. bytes is the size per weight of the residual,
    the moments and Ranger's slow weights with their residual: bf16 AdamW needs 6 with KAHAN or EXACT, 5 with COMPACT, 4
-   with STOCHASTIC or NEAREST. Do not use it for 8-bit moments, whose scales it does not include. */
+   with FEEDBACK, STOCHASTIC or NEAREST. Do not use it for 8-bit moments, whose scales it does not include. */
 #define KOPT_STATE_BYTES(n, bytes) (64 + sizeof(char) * (n) * (bytes) + 75)
 
 /* Makes fresh state blocks, with all moments 0, for this optimizer and a list of tensors. If weights is not NULL, it
@@ -1069,8 +1076,9 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t
    stay as they are and the residuals are zero (to fine-tune such weights, see kopt_state_dither()). Then Ranger's slow
    weights, and t.copy if any, are set to the weights. weights must not overlap the weights, states, copies or counts of
    the list, but may be the copy of a single tensor if that is KOPT_F32. All tensors are checked before the first is
-   written. Errors: those of the fields of *opt and the tensors; KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in
-   kopt_optimizer_step(). */
+   written. In the middle of a run set opt.step to 0, too, and take another opt.seed: zero moments with the bias
+   correction of a later step make the first updates too long (see kopt_optimizer_step()). Errors: those of the fields
+   of *opt and the tensors; KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in kopt_optimizer_step(). */
 KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                        const float *weights);
 
@@ -1086,8 +1094,8 @@ KOPT_API_ KOPT_RESULT_ kopt_state_init(const kopt_optimizer *opt, const kopt_ten
    global index (stream 6; docs/numerics.md section 8d), so shards get those of the whole tensor. kopt_state_read()
    returns the drawn values; with EXACT the run is, bit for bit, the fp32 run from them.
 
-   fp32 weights and KOPT_STOCHASTIC have no such delay, and the call does nothing. Errors, with nothing written:
-   KOPT_ERROR_OPTION with KOPT_NEAREST, which keeps no residual, and for kopt_ema(), whose steps undo a draw;
+   fp32 weights, KOPT_STOCHASTIC and KOPT_FEEDBACK have no such delay, and the call does nothing. Errors, with nothing
+   written: KOPT_ERROR_OPTION with KOPT_NEAREST, which keeps no residual, and for kopt_ema(), whose steps undo a draw;
    KOPT_ERROR_STEP if any residual is not 0: after steps, at a second call, or after fp32 values in kopt_state_init() or
    kopt_state_write(), which need no draw; those of kopt_state_read(); KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in
    kopt_optimizer_step(). For a GPU call it on the host, before kopt_cuda_state_load(). */
@@ -1113,7 +1121,8 @@ KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_ten
 
    Use it also to change weights in the middle of a run (pruning, averaging). If you store a weight directly in
    t->weight, it keeps the residual of its old value, which is at most about half an ulp of that value; where the two
-   together would be NaN (COMPACT and EXACT: a zero beside a negative residual), the weight stands alone. */
+   together would be NaN (COMPACT and EXACT: a zero beside a negative residual), the weight stands alone. Ranger's next
+   synchronization pulls it back towards the old slow weight. */
 KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                          const float *in);
 
@@ -1122,9 +1131,10 @@ KOPT_API_ KOPT_RESULT_ kopt_state_write(const kopt_optimizer *opt, const kopt_te
 KOPT_API_ KOPT_RESULT_ kopt_state_arrays_of(const kopt_optimizer *opt, const kopt_tensor *t, kopt_state_arrays *arrays);
 
 /* Explains an error to a human: the first field of *opt that is refused, and what it may be, or the product of fields
-   that is too large for the next step; then the first field or state block of the tensors that is refused. Any argument
-   may be NULL or 0. If it finds nothing, it says so: then the cause is grad, which it does not judge, or
-   another argument. Never NULL. */
+   that is too large for the next step; then the first field, memory or state block of the tensors that is refused.
+   Blocks that are not initialized come last, as kopt_state_init() and kopt_load() take them. To find the tensor, pass
+   them one by one. Any argument may be NULL or 0. If it finds nothing, it says so: then the cause is grad, which it
+   does not judge, or another argument. Never NULL. */
 KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count);
 
 /* ---- STEP ------------------------------------------------------------------------------------------------------- */
@@ -1236,7 +1246,8 @@ KOPT_API_ KOPT_RESULT_ kopt_save(const kopt_optimizer *opt, const kopt_tensor *t
 
 /* Checks all of a checkpoint, then sets the weights, states and copies of the tensors and all fields of *opt from it.
    To resume with another learning rate, set it afterwards. State blocks need no kopt_state_init(): old contents do not
-   matter. Not in it, so set them as before: grad, copy, rate_scale, stable_scale and counts of a tensor. Errors:
+   matter. Not in it, so set them as before: grad, copy, arrays, no_decay, rate_scale, stable_scale and counts of a
+   tensor. Errors:
 
    - KOPT_ERROR_STATE: the bytes are no checkpoint, or one of a later layout; or kopt_save() would not write these bytes
      for what they hold, though their checksum is right. (What is in an array is not judged.)
@@ -1442,7 +1453,7 @@ KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt
 
 /* ---- GRADIENT ACCUMULATION --------------------------------------------------------------------------------------- */
 
-/* A sum of gradients over micro-batches, with any of the five roundings of weights. A bf16 sum of thousands of
+/* A sum of gradients over micro-batches, with any rounding of weights but KOPT_FEEDBACK. A bf16 sum of thousands of
    gradients stalls with NEAREST. With KAHAN, sum and residual together have a relative error of 3e-6 times the root of
    the count (EXACT: 2e-8); a step reads the sum alone, which is rounded to bf16. The caller owns all memory.
 
@@ -1557,6 +1568,7 @@ KOPT_API_ KOPT_RESULT_ kopt_decompress_add(void *sum, kopt_format format, const 
                                            kopt_format code, size_t n, double scale);
 
 #ifdef KAHAN_OPT_VMATH
+#define KOPT_VMATH_DECLARED_
 /* ---- VECTOR MATHEMATICS ------------------------------------------------------------------------------------------ */
 
 /* With KAHAN_OPT_VMATH: the functions that forward and backward passes need besides + - * /. docs/numerics.md has the
@@ -1631,6 +1643,10 @@ KOPT_API_ KOPT_RESULT_ kopt_uniform(void *out, kopt_format format, size_t n, dou
 #if defined(KAHAN_OPT_IMPLEMENTATION) && !defined(KOPT_IMPLEMENTED_)
 #define KOPT_IMPLEMENTED_
 #define KOPT_IMPLEMENTING_ /* undefined at the end of the implementation */
+#if (defined(KAHAN_OPT_STATIC) && !defined(KOPT_API_IS_STATIC_)) || \
+    (defined(KAHAN_OPT_VMATH) && !defined(KOPT_VMATH_DECLARED_))
+#error "define KAHAN_OPT_STATIC and KAHAN_OPT_VMATH before this file includes kahan_opt.h for the first time"
+#endif
 
 #ifdef __has_include
 #if !__has_include(<string.h>) /* bare metal, where compilers call these two all the same */
@@ -7181,9 +7197,9 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
     static const char *const sentences[] = {
         "success",
         "a required pointer is NULL",
-        "an option has a value that does not exist, does not apply or is not in this build: kopt_explain() names the "
-        "field",
-        "a number is out of range or NaN: kopt_explain() names the hyper-parameter or the product",
+        "an option has a value that does not exist, does not apply or is not in this build: kopt_explain() names a "
+        "field of the optimizer or of a tensor",
+        "a number is out of range or NaN: kopt_explain() names a hyper-parameter, a field of a tensor or a product",
         "the range of elements is not inside the tensor, or the tensor is too large",
         "a state block (kopt_state_size() says its bytes) or a buffer is too small, or a checkpoint was cut off",
         "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version (8-bit moments of "
@@ -7192,8 +7208,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "kopt_inspect_tensor() show which), or the loss scale to other optimizers (kopt_scaler_begin() takes several)",
         "the state block or checkpoint is damaged: its checksum is wrong",
         "two of the buffers overlap",
-        "the step was not begun, all 2^32 - 1 steps are used up, StableAdamW has not measured the tensor, or there are "
-        "residuals already, which kopt_state_dither() would erase",
+        "the step was not begun, or the loss scaler skipped it; all 2^32 - 1 steps are used up; StableAdamW has not "
+        "measured the tensor; or there are residuals already, which kopt_state_dither() would erase",
         "this instruction set, or a GPU, is not in this build or not on this machine",
         "a CUDA call failed: cudaPeekAtLastError() says why",
         "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one",
@@ -8179,7 +8195,7 @@ static int kopt_header_options_valid_(const kopt_byte_ *h) {
 }
 
 KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
-    const char *words = NULL;
+    const char *words = NULL, *uninitialized = NULL; /* words that wait for other reasons */
     kopt_neighbours_ list;
     kopt_begun_ s;
     size_t i;
@@ -8200,7 +8216,9 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
         if (kopt_judge_tensor_(t, &words) != KOPT_OK) return words;
         if (opt == NULL || t->n == 0) continue;
         l = kopt_layout_for_(opt, t);
-        if (kopt_judge_block_(t, &l, &words) != KOPT_OK) return words;
+        result = kopt_judge_block_(t, &l, &words);
+        if (result != KOPT_OK && result != KOPT_ERROR_STATE) return words;
+        if (result != KOPT_OK) uninitialized = words;
         result = kopt_check_memory_(t, &l, 0);
         if (result == KOPT_ERROR_NULL) return "weight: NULL";
         if (result == KOPT_ERROR_SIZE) return "state_size: less than kopt_state_size()";
@@ -8209,6 +8227,7 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
         if (result == KOPT_ERROR_OVERLAP) return "weight, grad, state, copy or counts: one overlaps the tensor before";
         if (result == KOPT_ERROR_ID) return "id: it is not above that of the tensor before";
     }
+    if (uninitialized != NULL) return uninitialized;
     return opt == NULL && count == 0 ? "the optimizer is NULL"
                                      : "all fields of the optimizer and the tensors are valid, if grad is: look at it "
                                        "and at the other arguments";

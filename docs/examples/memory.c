@@ -54,11 +54,11 @@ int main(int argc, char **argv) {
     ours("`KOPT_KAHAN` or `KOPT_EXACT`, fp32 moments", adamw, KOPT_BF16, KOPT_KAHAN, KOPT_F32, KOPT_F32);
     ours("**`KOPT_KAHAN` or `KOPT_EXACT`**", adamw, KOPT_BF16, KOPT_KAHAN, KOPT_BF16, KOPT_BF16);
     ours("`KOPT_COMPACT`", adamw, KOPT_BF16, KOPT_COMPACT, KOPT_BF16, KOPT_BF16);
-    ours("`KOPT_STOCHASTIC`", adamw, KOPT_BF16, KOPT_STOCHASTIC, KOPT_BF16, KOPT_BF16);
+    ours("`KOPT_FEEDBACK` or `KOPT_STOCHASTIC`", adamw, KOPT_BF16, KOPT_STOCHASTIC, KOPT_BF16, KOPT_BF16);
     ours("`KOPT_KAHAN`, 8-bit second moments", adamw, KOPT_BF16, KOPT_KAHAN, KOPT_BF16, KOPT_Q8);
     ours("`KOPT_COMPACT`, 8-bit second moments", adamw, KOPT_BF16, KOPT_COMPACT, KOPT_BF16, KOPT_Q8);
     ours("`KOPT_COMPACT`, 8-bit moments", adamw, KOPT_BF16, KOPT_COMPACT, KOPT_Q8, KOPT_Q8);
-    ours("`KOPT_STOCHASTIC`, 8-bit moments", adamw, KOPT_BF16, KOPT_STOCHASTIC, KOPT_Q8, KOPT_Q8);
+    ours("`KOPT_FEEDBACK` or `KOPT_STOCHASTIC`, 8-bit moments", adamw, KOPT_BF16, KOPT_STOCHASTIC, KOPT_Q8, KOPT_Q8);
     ours("Lion: `KOPT_KAHAN`", lion, KOPT_BF16, KOPT_KAHAN, KOPT_BF16, KOPT_BF16);
     ours("Lion: `KOPT_COMPACT`, 8-bit moments", lion, KOPT_BF16, KOPT_COMPACT, KOPT_Q8, KOPT_Q8);
     return 0;

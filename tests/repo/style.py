@@ -503,8 +503,19 @@ def check_doubles(tree):
     return wrong
 
 
+def check_version(tree):
+    """the first line of the header, KOPT_VERSION, its check and docs/CHANGELOG.md have one version"""
+    header = tree.read(HEADER)
+    number = int(re.search(r"^#define KOPT_VERSION (\d+)", header, re.M)[1])
+    said = "%d.%d" % (number // 10000, number // 100 % 100) + (".%d" % (number % 100) if number % 100 else "")
+    return [what for what, found, expected in (
+        ("the first line", re.match(r"/\* kahan_opt.h - v([\d.]+) ", header)[1], said),
+        ("the check of two versions", re.search(r"KOPT_VERSION != (\d+)", header)[1], str(number)),
+        ("CHANGELOG.md", re.search(r"^## (.*)", tree.read("docs/CHANGELOG.md"), re.M)[1], said)) if found != expected]
+
+
 CHECKS = [check_contents, check_stretches, check_order, check_reference, check_symbols, check_names, check_macros,
-          check_columns, check_format, check_doubles, check_passes, check_dead_macros]
+          check_columns, check_format, check_doubles, check_passes, check_dead_macros, check_version]
 
 
 # ---- the checks themselves -------------------------------------------------------------------------------------------
@@ -566,6 +577,8 @@ def faults(tree):
     yield check_columns, "a line of text", {"README.md": tree.read("README.md") + "\n" + "x " * 61 + "\n"}
     yield check_format, "three blanks", {"tests/unit/tap.h": "int  x ;\n"}
     yield check_doubles, "a literal that is not exact in binary32", {HEADER: header + "double x = 0.1;\n"}
+    yield check_version, "a version of the first line", {HEADER: re.sub(r" - v[\d.]+ ", " - v0.1 ", header, count=1)}
+    yield check_version, "a version without changes", {"docs/CHANGELOG.md": "# Changes\n\n## 0.1\n"}
     yield check_doubles, "wrong bits", {HEADER: header + "double x = KOPT_DOUBLE_(0.1, 0x3FB99999u, 0x99999999u);\n"}
 
 

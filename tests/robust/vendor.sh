@@ -657,6 +657,11 @@ TEXT
     refuse "KAHAN_OPT_SELF that names another version" 'two versions of kahan_opt.h' $cc $out/mixed.c
     printf '#define KAHAN_OPT_STATIC\n#define KAHAN_OPT_API\n#include "kahan_opt.h"\n' >$out/mixed.c
     refuse "KAHAN_OPT_STATIC with KAHAN_OPT_API" 'contradict each other' ${CC:-cc} -I. -fsyntax-only $out/mixed.c
+    for macro in STATIC VMATH; do
+        printf '#include "kahan_opt.h"\n#define KAHAN_OPT_%s\n' $macro >$out/mixed.c
+        printf '#define KAHAN_OPT_IMPLEMENTATION\n#include "kahan_opt.h"\n' >>$out/mixed.c
+        refuse "KAHAN_OPT_$macro after the first include" 'for the first time' ${CC:-cc} -I. -fsyntax-only $out/mixed.c
+    done
     printf '#include "v100/kahan_opt.h"\n#include "v100/../v100/kahan_opt.h"\n#include "%s/v100/kahan_opt.h"\n' \
         "$root/$out" >$out/copies.c
     check "two copies of one version in one file are one" ${CC:-cc} \

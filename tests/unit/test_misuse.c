@@ -660,6 +660,40 @@ static void check_tensor_words(void) {
     ok(!strncmp(kopt_explain(&opt, &t, 1), "lr * weight_decay", 17), "a product comes before a tensor");
 }
 
+/* The same of fresh blocks, as kopt_state_init() refuses them: their mark is not there yet, so it is not the reason. */
+static void check_fresh_words(void) {
+    static const char *const words[] = {"id:",
+                                        "state_size: less than kopt_state_size()",
+                                        "weight_format",
+                                        "state: NULL",
+                                        "weight, grad, state, copy or counts: one overlaps the tensor before",
+                                        "weight, state, copy or counts: two of them overlap",
+                                        "state: not initialized"};
+    static union room second[2];
+    int i;
+    for (i = 0; i < 7; ++i) {
+        kopt_tensor two[2];
+        const char *explained;
+        build(kopt_adamw(1e-3));
+        memset(t.state, 0, 64);
+        memset(second[1].byte, 0, 64);
+        two[0] = two[1] = t;
+        two[1].weight = second[0].byte, two[1].state = second[1].byte, two[1].id = 1;
+        if (i == 0) two[1].id = 0;
+        if (i == 1) two[0].state_size = (size_t)N * 4 + 139;
+        if (i == 2) two[1].weight_format = KOPT_Q8;
+        if (i == 3) two[1].state = NULL;
+        if (i == 4) two[1].state = t.state;
+        if (i == 5) two[0].copy = two[0].weight, two[0].copy_format = KOPT_BF16;
+        explained = kopt_explain(&opt, two, 2);
+        if (!ok(!strncmp(explained, words[i], strlen(words[i])), "of fresh blocks: %s", words[i]))
+            note("%s", explained);
+        if (!ok((kopt_state_init(&opt, two, 2, NULL) == KOPT_OK) == (i == 6),
+                "... for which a call is refused, or not"))
+            note("%s", explained);
+    }
+}
+
 /* kopt_explain() names what a refused kopt_step_begin() could not compute, and nothing before and after it. */
 static void names_product(kopt_optimizer o, const char *first, const char *words) {
     kopt_step s;
@@ -790,6 +824,7 @@ int main(void) {
     check_typed();
     check_words();
     check_tensor_words();
+    check_fresh_words();
     check_products();
     check_scaler_begin();
     return done();
