@@ -289,9 +289,9 @@ static void check_norm_far_apart(void) {
     ok(!bad, "the norm of a number of any size and of the smallest subnormal beside it: %d wrong", bad);
 }
 
-/* fp32 at the ends of a window, for a largest magnitude with any exponent: the largest numbers two binades above it; the
-   same beside odd ones 18 binades below; numbers whose squares lie .49 of a unit above and below the next multiple, of
-   the unit in which sums are exact; and one infinity. */
+/* fp32 at the ends of a window, for a largest magnitude with any exponent: the largest numbers two binades above it;
+   the same beside odd ones 18 binades below; numbers whose squares lie .49 of a unit above and below the next multiple,
+   of the unit in which sums are exact; and one infinity. */
 static void check_norm_window(void) {
     static const uint32_t exponents[] = {1, 2, 17, 18, 19, 20, 21, 22, 40, 127, 200, 250, 251, 252, 253, 254};
     int e, k, bad = 0;
