@@ -238,8 +238,8 @@ BY_HAND = [
     # what AVX-512 and AVX2 have as instructions
     ("", "_mm512_cmpgt_epi32_mask(a, b)", "_mm512_cmpgt_epu32_mask(a, b)"),
     ("", "MM_(max_epi16)(a, b)", "MM_(min_epi16)(a, b)"),
-    ("", 'ASSEMBLED_(min_, "minps", MM_(min_ps))', 'ASSEMBLED_(K_(least), "minps", MM_(min_ps))\n'
-     'ASSEMBLED_(K_(most), "maxps", MM_(max_ps))\n'
+    ("", 'ASSEMBLED_(vf32_, min_, "minps", MM_(min_ps))', 'ASSEMBLED_(vf32_, K_(least), "minps", MM_(min_ps))\n'
+     'ASSEMBLED_(vf32_, K_(most), "maxps", MM_(max_ps))\n'
      'FN_ vf32_ min_(vf32_ a, vf32_ b) { return @ ? K_(most)(a, b) : K_(least)(a, b); }'),
     ("", "_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)",
      "_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 14)"),
