@@ -2255,18 +2255,12 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(
     }
 }
 
-/* A copy with its carries propagated. */
-static KOPT_HOST_DEVICE_ void kopt_norm_copy_(kopt_norm *to, const kopt_norm *from) {
-    *to = *from;
-    kopt_norm_carry_(to);
-}
-
 /* The square root, rounded to nearest even from 54 bits and the remainder; infinity if a value was not finite. */
 static KOPT_HOST_DEVICE_ double kopt_norm_root_(const kopt_norm *norm) {
     uint64_t remainder = 0, root = 0;
     int pairs, pair, i;
-    kopt_norm n;
-    kopt_norm_copy_(&n, norm);
+    kopt_norm n = *norm;
+    kopt_norm_carry_(&n);
     if (n.nonfinite != 0) return kopt_bits_to_f64_((uint64_t)0x7FF << 52);
     for (i = 19; n.digit[i] == 0; i--)
         if (i == 0) return kopt_bits_to_f64_(0);
@@ -3056,26 +3050,16 @@ static void kopt_store_le_(kopt_byte_ *p, uint64_t value, int bytes) {
 }
 
 /* Load little-endian numbers from any address. */
-#ifdef KOPT_VECTORS16_ /* the machine is little-endian */
 KOPT_INLINE_ uint32_t kopt_load_le32_(const kopt_byte_ *p) {
-    uint32_t x;
-    memcpy(&x, p, 4);
-    return x;
+#ifdef KOPT_VECTORS16_ /* the machine is little-endian */
+    return kopt_load32_(p);
+#else
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+#endif
 }
 KOPT_INLINE_ uint64_t kopt_load_le64_(const kopt_byte_ *p) {
-    uint64_t x;
-    memcpy(&x, p, 8);
-    return x;
+    return kopt_load_le32_(p) | (uint64_t)kopt_load_le32_(p + 4) << 32;
 }
-#else
-static uint32_t kopt_load_le32_(const kopt_byte_ *p) {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-static uint64_t kopt_load_le64_(const kopt_byte_ *p) {
-    return kopt_load_le32_(p) | (uint64_t)(kopt_load_le32_(p + 4)) << 32;
-}
-#endif
 
 /* Store and load a hyper-parameter as fp32. */
 static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt_as_u32_(kopt_to_float_(x)), 4); }
@@ -6155,11 +6139,8 @@ FN_ void K_(decode_blocks)(float *buffer, const kopt_byte_ *code, const kopt_byt
         const int folds = kopt_scale_folds_(exponent), power = folds ? (int)exponent - 127 : 0;
         const kopt_byte_ *const from =
             n - i < KOPT_BLOCK_ ? kopt_copy_padded_(part, sizeof part, code + i, n - i) : code + i;
-        for (k = 0; k < KOPT_BLOCK_; k += PAIR_) {
-            const pair_ x = K_(decode_pair)(from + k, square, power);
-            K_(store_f32)(buffer + i + k, x.a);
-            K_(store_f32)(buffer + i + k + LANES_, x.b);
-        }
+        for (k = 0; k < KOPT_BLOCK_; k += PAIR_)
+            K_(store_f32_pair)(buffer + i + k, K_(decode_pair)(from + k, square, power));
         if (!folds) K_(multiply)(buffer + i, as_f32_(isplat_(kopt_scale_q8_(exponent))), KOPT_BLOCK_);
     }
 }
@@ -7784,13 +7765,6 @@ static KOPT_NOINLINE_ void kopt_read_weights_(const kopt_layout_ *l, const kopt_
     kopt_leave_(&environment);
 }
 
-/* The format of moment m. *is_root: does it hold the square roots? */
-static kopt_format kopt_format_of_moment_(const kopt_layout_ *l, int m, int *is_root) {
-    const kopt_format format = kopt_format_in_layout_(l, m);
-    *is_root = kopt_holds_root_(format, l->rule, m);
-    return format;
-}
-
 /* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
 static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int is_root) {
     float values[KOPT_BLOCK_];
@@ -7819,8 +7793,8 @@ static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, con
 
 static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int m, const float *values) {
     const kopt_byte_ *const in = (const kopt_byte_ *)values;
-    int is_root;
-    const kopt_format format = kopt_format_of_moment_(l, m, &is_root);
+    const kopt_format format = kopt_format_in_layout_(l, m);
+    const int is_root = kopt_holds_root_(format, l->rule, m);
     kopt_environment_ environment;
     kopt_job_ a;
     size_t i, n = 1;
@@ -7969,8 +7943,8 @@ static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, 
 
 /* Copies moment m, whose arrays are those of a, to out as fp32. */
 static KOPT_NOINLINE_ void kopt_read_moment_(const kopt_layout_ *l, const kopt_job_ *a, int m, float *out) {
-    int is_root;
-    const kopt_format format = kopt_format_of_moment_(l, m, &is_root);
+    const kopt_format format = kopt_format_in_layout_(l, m);
+    const int is_root = kopt_holds_root_(format, l->rule, m);
     kopt_environment_ environment;
     kopt_conversion_ v;
     float x[KOPT_PART_];
@@ -8810,7 +8784,8 @@ KOPT_API_ kopt_result kopt_norm_merge(kopt_norm *norm, const kopt_norm *other) {
     kopt_norm sum;
     int i;
     if (norm == NULL || other == NULL) return KOPT_ERROR_NULL;
-    kopt_norm_copy_(&sum, other);
+    sum = *other;
+    kopt_norm_carry_(&sum);
     kopt_norm_carry_(norm);
     for (i = 0; i < 20; i++) norm->digit[i] += sum.digit[i];
     norm->nonfinite += sum.nonfinite;
