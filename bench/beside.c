@@ -6,6 +6,7 @@
      ./build.sh bench beside odd         lists of tensors of n - 1 weights, beside those of n
      ./build.sh bench beside bytes       AdamW with bf16 weights at 9.02 to 6.03 bytes (bytes.h), beside KAHAN at 10
      ./build.sh bench beside compress    a step of AdamW, beside gradient compression and kopt_state_read()
+     ./build.sh bench beside norm        the exact norm of gradients, beside a plain loop of double
 
    Without a word: all of them. */
 #include "timing.h"
@@ -41,9 +42,10 @@ static unsigned char *room;
 static float *average, *other, *first, *second;
 static uint16_t *half_weight, *half_grad;
 
-static void ours(void) {
+static void step(void) {
     if (kopt_optimizer_step(&opt, list, tensors) != KOPT_OK) exit(fprintf(stderr, "beside: a step was refused\n"));
 }
+static void (*ours)(void) = step;
 
 O3 TARGET("avx2") static void average_loop(void) {
     float *const a = average;
@@ -238,6 +240,30 @@ static void bench_compress(void) {
     make(o, KOPT_BF16, 1, 16384), compare("kopt_state_read: 8-bit first moment", read_moment);
 }
 
+static kopt_norm norm;
+static double sum;
+static void norm_ours(void) {
+    if (kopt_norm_add_grads(&norm, list, 1) != KOPT_OK) exit(1);
+}
+O3 TARGET("avx2") static void norm_loop(void) { /* of other, whose values all gradients have */
+    double part[16] = {0};
+    size_t i, k;
+    for (i = 0; i + 16 <= n; i += 16)
+        for (k = 0; k < 16; k++) part[k] += (double)other[i + k] * other[i + k];
+    for (k = 0; k < 16; k++) sum += part[k];
+}
+
+static void bench_norm(void) {
+    static const char *const name[] = {"fp32", "bf16", "fp16"};
+    size_t i, format;
+    printf("%-42s %17s %7s %7s %6s\n", "the norm beside a loop of fp32 in double", "", "ours", "loop", "ratio");
+    ours = norm_ours;
+    for (i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (format = 0; format < 3; format++)
+            make(kopt_sgd(0.1, 0), (kopt_format)format, 1, lengths[i]), compare(name[format], norm_loop);
+    ours = step;
+}
+
 int main(int count, char **arguments) {
     const char *const word = count > 1 ? arguments[1] : "";
     if ((room = malloc((size_t)32 * MOST + 64 * SPARE * (size_t)TENSORS)) == NULL) return 1;
@@ -246,5 +272,6 @@ int main(int count, char **arguments) {
     if (*word == 0 || strcmp(word, "odd") == 0) bench_odd();
     if (*word == 0 || strcmp(word, "bytes") == 0) bench_bytes();
     if (*word == 0 || strcmp(word, "compress") == 0) bench_compress();
+    if (*word == 0 || strcmp(word, "norm") == 0) bench_norm();
     return 0;
 }

@@ -11,7 +11,7 @@ bench_usage() {
 ./build.sh bench calls [HEADER]      instructions of a call, by callgrind: what small tensors cost
 ./build.sh bench one_element [N...]  updates of single weights and kopt_kahan_add(), beside fp32
 ./build.sh bench forward             weights of 16 bits in a forward and a backward pass in plain C
-./build.sh bench beside [NAME]       average bytes fp16 odd compress, each beside what one would compare it with
+./build.sh bench beside [NAME]       average bytes compress fp16 norm odd, each beside what one would compare it with
 ./build.sh bench checkpoint [N]      kopt_save() and kopt_load() in memory, beside memcpy()
 ./build.sh bench flags [N [OFFSET]]  the header built with -O0, -O3 -march=native and clang, beside -O2
 ./build.sh bench atan2               the rules of KAHAN_OPT_VMATH beside AdamW, also by SLEEF if installed
@@ -203,7 +203,7 @@ bench() {
     q8) shift && optimize=-O3 && bench_program q8 "$@" ;;
     fidelity | finetuning | scale | tasks) bench_fidelity "$@" ;;
     torch | converters) shift && bench_$name "$@" ;;
-    beside) knows 'bench beside' 'beside average bytes fp16 odd compress' "$@" && shift && bench_program beside "$@" ;;
+    beside) knows 'bench beside' 'beside average bytes compress fp16 norm odd' "$@" && shift && bench_program beside "$@" ;;
     bytes) shift && knows 'bench bytes' 'N margins' "$@" && bench_program bytes "$@" ;;
     codes) shift && knows 'bench codes' '' "$@" && bench_program codes ;;
     wasm) shift && knows 'bench wasm' N "$@" && exec sh bench/wasm.sh "$@" ;;
