@@ -6931,8 +6931,9 @@ FN_ size_t K_(norm_add32)(kopt_norm *norm, const kopt_byte_ *at, size_t groups, 
     memcpy(highs, &high[0], sizeof highs);
     memcpy(lows, &low[0], sizeof lows);
     for (i = 0; i < LANES_ / 2; i++) {
-        sum += (uint64_t)kopt_mul64_(highs[i], to_p);
-        rest += (uint64_t)(int64_t)kopt_mul64_(lows[i], to_q);
+        const double x = kopt_mul64_(highs[i], to_p), y = kopt_mul64_(lows[i], to_q);
+        sum += (uint64_t)x;
+        rest += (uint64_t)(int64_t)y;
     }
     kopt_norm_accumulate_(norm, sum + (rest >> (p - q)) - 4096, p);
     kopt_norm_accumulate_(norm, rest & (((uint64_t)1 << (p - q)) - 1), q);
