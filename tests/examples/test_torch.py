@@ -130,7 +130,7 @@ def wrong_arguments():
             ("eps", -1e-8, "Invalid epsilon value: -1e-08"), ("eps", 0, "Invalid epsilon value"),
             ("weight_decay", -1, "Invalid weight_decay value: -1"), ("rounding", "up", "choose one of nearest, stoch"),
             ("moment_format", "f64", "f32, bf16, fp16, q8"), ("threads", 0, "Invalid threads: 0"),
-            ("seed", -1, "Invalid seed: -1: it is a whole number from 0 on (group 0)")):
+            ("seed", -1, "Invalid seed: -1: it is an int from 0 to 18446744073709551615 (group 0)")):
         refused(ValueError, words, KahanAdamW, [p], **{option: value})
         refused(ValueError, words, KahanAdamW, [{"params": [p], option: value}])
     refused(ValueError, "Invalid momentum value: -0.5", KahanSGD, [p], lr=1e-2, momentum=-0.5)
@@ -2190,7 +2190,7 @@ def kahan_scaler():
     other = KahanScaler()
     other.load_state_dict(through_a_file(scaler.state_dict()))
     assert other.state_dict() == scaler.state_dict()
-    refused(AttributeError, "speed", KahanScaler, speed=3)
+    refused(TypeError, "'speed'", KahanScaler, speed=3)
 
 
 @test
@@ -2290,6 +2290,57 @@ def full_weights_by_name():
         assert all(equal(full[name], again[name]) for name in full)
         refused(KeyError, "one.bias", optimizers[1].load_full_state_dict, other,
                 {name: x for name, x in full.items() if name != "one.bias"})
+
+
+@test
+def first_mistakes():
+    """words for what newcomers do: fields of a scaler, other optimizers, no gradient, a str of layers, frozen formats"""
+    for fields in ({"init_scale": -1.0}, {"init_scale": 0.0}, {"growth_factor": 0.5}, {"backoff_factor": 1.0},
+                   {"growth_interval": 0}, {"growth_factor": math.nan}):
+        refused(ValueError, list(fields)[0], KahanScaler, **fields)
+    scaler, p = KahanScaler("cuda", init_scale=4.0), parameters()[0]
+    before = scaler.state_dict()
+    refused(ValueError, "init_scale", scaler.load_state_dict, dict(before, scale=-1.0, growth=3.0))
+    assert scaler.state_dict() == before
+    for call in scaler.step, scaler.unscale_:
+        refused(TypeError, "AdamW there is torch.amp.GradScaler", call, torch.optim.AdamW([p]))
+    optimizer = KahanSGD([p], lr=1.0, rounding="exact")
+    refused(RuntimeError, "no parameter has a gradient", scaler.step, optimizer)
+    moved = []
+    for max_norm in (0.0, None, math.inf):  # no clipping
+        q = Parameter(torch.ones(5, dtype=BF16))
+        q.grad = torch.full((5,), 1.0, dtype=BF16)
+        scaler.step(KahanSGD([q], lr=1.0, rounding="exact"), max_norm=max_norm)
+        moved.append(q.tolist())
+    assert moved[0] == moved[1] == moved[2] == [0.75] * 5, moved
+    refused(TypeError, "['norm']", param_groups_weight_decay, torch.nn.Linear(2, 2), additional_layers="norm")
+    w = torch.zeros(4, 6, dtype=BF16)
+    for pair, shares in (((w, w.t()), True), ((w[:, :3], w[:, 3:]), False)):
+        pair = [Parameter(x) for x in pair]
+        for x in pair:
+            x.grad = torch.zeros_like(x)
+        step = KahanSGD(pair).step
+        refused(RuntimeError, "share memory", step) if shares else step()
+
+    model = torch.nn.Linear(3, 2, dtype=BF16)
+    model.codes = Parameter(torch.arange(6, dtype=torch.uint8), requires_grad=False)
+    model.frozen = Parameter(torch.ones(3, dtype=BF16), requires_grad=False)
+    optimizer = KahanAdamW(model.parameters())
+    full = optimizer.full_state_dict(model)
+    assert full["codes"].dtype == torch.uint8 and full["frozen"].dtype == F32
+    full["frozen"] = full["frozen"] + 1
+    optimizer.load_full_state_dict(model, full)
+    assert model.frozen.tolist() == [2.0] * 3 and len(optimizer.state) == 2
+
+    theirs = torch.optim.Adam([p], lr=1e-2)
+    p.grad = torch.ones_like(p)
+    theirs.step()
+    ours = KahanAdamW([p])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ours.load_state_dict(theirs.state_dict())
+    if "decoupled_weight_decay" in theirs.param_groups[0]:
+        assert ours.param_groups[0]["decay_mode"] == "l2" and any("of Adam" in str(w.message) for w in said)
 
 
 @test

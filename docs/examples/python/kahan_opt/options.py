@@ -182,7 +182,7 @@ def validate(group, number):
         if group[name] is None and name == "threads":
             continue
         if not isinstance(group[name], int) or not least <= group[name] <= most:
-            raise ValueError("Invalid %s: %r: it is a whole number from %d on%s" % (name, group[name], least, where))
+            raise ValueError("Invalid %s: %r: it is an int from %d to %d%s" % (name, group[name], least, most, where))
     opt = make(group, torch.bfloat16)
     if k.kopt_step_begin(k.kopt_step(), opt) != k.KOPT_OK:
         raise ValueError("Invalid options of %s: %s%s" % (group["rule"], k.kopt_explain(opt, None, 0), where))

@@ -15,7 +15,7 @@ from . import header as k, peers
 from .calls import CALLS, Entry, GpuCall, add_norms, increment_version, on_gpu, parted
 from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
                       moments_of, translated, validate)
-from .state import Host, begun, fitted, local
+from .state import Host, begun, fitted, local, order
 
 Params = Iterable[Union[Tensor, Dict[str, Any], Tuple[str, Tensor]]]
 Rate = Union[float, Tensor]
@@ -324,7 +324,8 @@ class KahanOptimizer(torch.optim.Optimizer):
     def _refuse_shared_memory(self):
         members = ((local(p), p) for _, _, p in self._members(self.param_groups))
         spans = sorted((part.data_ptr(), part.data_ptr() + part.numel() * part.element_size(), i, p)
-                       for i, (part, p) in enumerate(members) if part.numel() and part.is_contiguous())
+                       for i, (part, p) in enumerate(members)
+                       if part.numel() and (part.is_contiguous() or order(part) == part.stride()))
         for (_, end, _, one), (begin, _, _, other) in zip(spans, spans[1:]):
             if begin < end:
                 raise RuntimeError("%s and %s share memory: list a tied weight once"
@@ -393,8 +394,10 @@ class KahanOptimizer(torch.optim.Optimizer):
                     group.pop(name, None)
                 peer[id(group)] = peers.options_of(group, now)
                 decoupled = group.pop("decoupled_weight_decay", None)
-                if decoupled is not None and decoupled != (now["decay_mode"] != "l2"):
-                    group.setdefault("decay_mode", "decoupled" if decoupled else "l2")
+                if decoupled is not None and decoupled != (now["decay_mode"] != "l2") and "decay_mode" not in group:
+                    group["decay_mode"] = "decoupled" if decoupled else "l2"
+                    warnings.warn("load_state_dict() sets decay_mode to %r: the state is that of %s (group %d)"
+                                  % (group["decay_mode"], "AdamW" if decoupled else "Adam", number))
                 for name in ASKED_FOR:
                     if group.get(name, now[name]) != now[name] != defaults_of(now["rule"], {})[name]:
                         warnings.warn("load_state_dict() sets %s to %r, as it was saved, though %r was asked for "
@@ -472,9 +475,12 @@ class KahanOptimizer(torch.optim.Optimizer):
         members, weights = self._members(self.param_groups), list(weights)
         if [local(p).shape for _, _, p in members] != [local(w).shape for w in weights]:
             raise ValueError("write_weights: not the number of tensors or the shapes of the parameters")
-        self._begin(members)
+        self._begin([member for member in members if member[2].requires_grad])
         for (_, group, p), values in zip(members, weights):
-            Host(group, p, self._state_of(group, p)).write(k.KOPT_SLOT_WEIGHT, values)
+            if p.requires_grad:
+                Host(group, p, self._state_of(group, p)).write(k.KOPT_SLOT_WEIGHT, values)
+            else:
+                local(p).copy_(values)
         increment_version([local(p) for _, _, p in members])
         self.weights_restored()
 
@@ -483,6 +489,8 @@ class KahanOptimizer(torch.optim.Optimizer):
         """model.state_dict() with full weights: fp32, by name. Buffers, and weights of no optimizer, are as there."""
         full = {}
         for (_, _, p), values in zip(self._members(self.param_groups), self.read_weights()):
+            if not p.is_floating_point():  # a frozen weight in a format of others
+                continue
             full[id(p)] = torch.empty_like(p, dtype=torch.float32, requires_grad=False)  # a DTensor, if p is one
             local(full[id(p)]).copy_(values)
         now = model.state_dict(keep_vars=True)
@@ -491,7 +499,11 @@ class KahanOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def load_full_state_dict(self, model: torch.nn.Module, state_dict: Dict[str, Any]) -> None:
         """Loads the model from what full_state_dict() made, and sets what is kept beside its weights."""
-        values = {id(x): state_dict[name] for name, x in model.state_dict(keep_vars=True).items()}
+        now = model.state_dict(keep_vars=True)
+        missing = [name for name in now if name not in state_dict]
+        if missing:
+            raise KeyError("load_full_state_dict: the state has no " + ", ".join(missing))
+        values = {id(x): state_dict[name] for name, x in now.items()}
         weights = [values.get(id(p), full) for (_, _, p), full in zip(
             self._members(self.param_groups), self.read_weights())]
         model.load_state_dict(state_dict)
@@ -551,13 +563,13 @@ class KahanScaler:
     """kopt_scaler with the calls of torch.amp.GradScaler: of several optimizers each skips its own overflows, and one
     in any of them lowers the scale, once in update(). No pass writes before the step. fields: init_scale (65536),
     growth_factor (2), backoff_factor (.5), growth_interval (2000) and others of kopt_scaler. Not enabled, it scales
-    nothing and looks for nothing.
+    nothing and looks for nothing. The device of a GradScaler is accepted and not needed.
 
     For parameters on a GPU the scale stays there, and so does the answer whether a step was skipped: scale(), step()
     and update() do not wait for it. skipped, get_scale() and state_dict() do. The step counts in the states of an
     optimizer take a skipped step back in a later step(), or in its state_dict()."""
 
-    def __init__(self, *, enabled: bool = True, **fields: float) -> None:
+    def __init__(self, device: Any = None, *, enabled: bool = True, **fields: float) -> None:
         self._host, self._there = k.kopt_scaler_of(), None  # what is there, on a GPU, is newer: scale, good, bad
         self.seen: Dict[int, Any] = {}  # since the last update(), by id(): is it stepped, overflows
         self.enabled, self._skipped = enabled, False
@@ -605,6 +617,7 @@ class KahanScaler:
     @torch.no_grad()
     def unscale_(self, optimizer: KahanOptimizer) -> None:
         """Divides the gradients by the scale, for a program that needs their values. step() alone is faster."""
+        self._refuse_others(optimizer)
         if not self.enabled:
             return
         if id(optimizer) in self.seen:
@@ -623,9 +636,19 @@ class KahanScaler:
         for g in grads:
             g.mul_(1.0 / self.scaler.scale)
 
+    @staticmethod
+    def _refuse_others(optimizer):
+        if not isinstance(optimizer, KahanOptimizer):
+            raise TypeError("KahanScaler steps KahanAdamW, KahanSGD and the like; for %s there is torch.amp.GradScaler"
+                            % type(optimizer).__name__)
+
     def step(self, optimizer: KahanOptimizer, max_norm: float = 0.0) -> Any:
-        """Steps unless a gradient is infinite or NaN. max_norm: clips the norm of the optimizer's gradients to it; 0:
-        does not."""
+        """Steps unless a gradient is infinite or NaN. max_norm: clips the norm of the optimizer's gradients to it; 0 or
+        infinity: does not."""
+        self._refuse_others(optimizer)
+        if self.enabled and all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+            raise RuntimeError("no parameter has a gradient: with gradient release there is no loss scale")
+        max_norm = 0.0 if max_norm is None or max_norm == float("inf") else max_norm
         stepped, found = self.seen.get(id(optimizer), (False, False))
         if stepped:
             raise RuntimeError("step() has already been called since the last update().")
@@ -687,14 +710,25 @@ class KahanScaler:
 
     def load_state_dict(self, state: Dict[str, float]) -> None:
         """Takes what state_dict() made, also that of GradScaler or of a version before 0.9."""
+        names = {name for name, _ in self.scaler._fields_}
+        wanted = type(self.scaler).from_buffer_copy(self.scaler)
         for name, value in state.items():
-            setattr(self.scaler, SCALER_FIELDS.get(name, name), value)
+            if SCALER_FIELDS.get(name, name) not in names:
+                raise TypeError("KahanScaler has no %r, but init_scale, growth_factor, backoff_factor, "
+                                "growth_interval, minimum and hysteresis" % name)
+            setattr(wanted, SCALER_FIELDS.get(name, name), value)
+        if k.kopt_scaler_update(type(wanted).from_buffer_copy(wanted), 0) != k.KOPT_OK:
+            raise ValueError("init_scale: above 0; growth_factor: above 1; backoff_factor: between 0 and 1; "
+                             "growth_interval: at least 1; all finite; not %r" % (state,))
+        self._host, self._there = wanted, None
 
 
 def param_groups_weight_decay(model: torch.nn.Module, weight_decay: float = 1e-2,
                               additional_layers: Optional[Iterable[str]] = None) -> List[Dict[str, Any]]:
     """Two groups of a model's parameters: without weight decay those of one dimension (biases, norms) and those whose
     name contains a word of additional_layers, with weight_decay the others."""
+    if isinstance(additional_layers, str):
+        raise TypeError("additional_layers is a list of words: [%r]" % additional_layers)
     words, kept, decayed = list(additional_layers or ()), [], []
     for name, p in model.named_parameters():
         if p.requires_grad:
