@@ -2621,7 +2621,7 @@ def page():
     """docs/pytorch.md: the examples run"""
     with open("docs/pytorch.md", encoding="utf-8") as f:
         blocks = re.findall(r"<!-- test: test_torch.py -->\n```python\n(.*?)```", f.read(), re.S)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for block in blocks:
         exec(compile(block, "docs/pytorch.md", "exec"), {})
 
