@@ -1,13 +1,17 @@
 /* cuda.c - what a step costs on a GPU, next to the device-to-device copy. Bits first: what differs from the CPU is not
-   timed. Medians of CUDA events, eager and from a graph; before each measured call the cache is overwritten, unless the
-   arrays are much larger. Linked with the object that nvcc made of kahan_opt_cuda.cuh. With KAHAN_OPT_VMATH (here
-   and there) it measures only the rules that this adds, and two others to compare.
+   timed; after its times, three windows of each list make one more step, which must be that of the CPU. Medians of CUDA
+   events, eager and from a graph; before each measured call the cache is overwritten, unless the arrays are much
+   larger. Linked with the object that nvcc made of kahan_opt_cuda.cuh. With KAHAN_OPT_VMATH (here and there) it
+   measures only the rules that this adds, and two others to compare.
 
        cuda [N]          everything; N elements in the large tensors (default 2^27). Below 2^20 the other lists shrink
                          to some hundred elements and each call is made once or twice: a rehearsal
        cuda quick [N]    the copy and three modes, with large tensors only
        cuda modes        the names of the modes, the most important ones first
        cuda step MODE N  one step, for a profiler
+       cuda beside OTHER.so [N]
+                         each mode and list beside those of another commit: this file and its kernels as a shared
+                         library, made with the headers of that commit
    The table goes to stdout, and to the file that CUDA_ROWS names as lines NAME,VALUE,UNIT,VERDICT, where NAME is
    WHO | LIST | WHAT, and VERDICT is pass or miss where there is a goal. bench/cuda_peers.py adds PyTorch. Exit status:
    1 if bits are wrong or CUDA has an error. */
@@ -18,6 +22,7 @@
 
 #include "../tests/gpu/cuda_device.h"
 
+#include <dlfcn.h>
 #include <time.h>
 
 /* ---- Timing ------------------------------------------------------------------------------------------------------ */
@@ -37,29 +42,31 @@ static int compare_doubles(const void *a, const void *b) {
 
 enum { MOST = 1000 };
 
+/* Microseconds of one call. */
+static double time_of(work *w, void *context, int cold) {
+    static cudaEvent_t begin, end;
+    float ms = 0;
+    if (!begin) {
+        CHECK(cudaEventCreate(&begin));
+        CHECK(cudaEventCreate(&end));
+    }
+    if (cold) CHECK(cudaMemsetAsync(flush, 0, 4 * cache, stream));
+    CHECK(cudaEventRecord(begin, stream));
+    w(context);
+    CHECK(cudaEventRecord(end, stream));
+    CHECK(cudaEventSynchronize(end));
+    CHECK(cudaEventElapsedTime(&ms, begin, end));
+    return (double)ms * 1e3;
+}
+
 /* Median microseconds of one call: 11 calls at least, and about 0.1 s of them. */
 static double device_time(work *w, void *context, int cold) {
     static double times[MOST];
     const size_t least = rehearsal ? 1 : 11;
     size_t n = 0;
     double total = 0;
-    cudaEvent_t begin, end;
-    CHECK(cudaEventCreate(&begin));
-    CHECK(cudaEventCreate(&end));
     w(context), finish();
-    while (n < least || (!rehearsal && total < 1e5 && n < MOST)) {
-        float ms = 0;
-        if (cold) CHECK(cudaMemsetAsync(flush, (int)n, 4 * cache, stream));
-        CHECK(cudaEventRecord(begin, stream));
-        w(context);
-        CHECK(cudaEventRecord(end, stream));
-        CHECK(cudaEventSynchronize(end));
-        CHECK(cudaEventElapsedTime(&ms, begin, end));
-        times[n++] = (double)ms * 1e3;
-        total += (double)ms * 1e3;
-    }
-    CHECK(cudaEventDestroy(begin));
-    CHECK(cudaEventDestroy(end));
+    while (n < least || (!rehearsal && total < 1e5 && n < MOST)) total += times[n++] = time_of(w, context, cold);
     qsort(times, n, sizeof times[0], compare_doubles);
     return times[n / 2];
 }
@@ -87,19 +94,23 @@ static void launch_graph(void *context) {
     CHECK(cudaGraphLaunch(*replay, stream));
 }
 
-/* Of `repeats` calls captured in one graph. */
-static double graph_time(work *w, void *context, int cold, int repeats) {
+static cudaGraphExec_t captured(work *w, void *context, int repeats) {
     cudaGraph_t graph;
     cudaGraphExec_t replay;
-    double time;
     int i;
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     for (i = 0; i < repeats; ++i) w(context);
     CHECK(cudaStreamEndCapture(stream, &graph));
     CHECK(cudaGraphInstantiate(&replay, graph, 0));
-    time = device_time(launch_graph, &replay, cold);
-    CHECK(cudaGraphExecDestroy(replay));
     CHECK(cudaGraphDestroy(graph));
+    return replay;
+}
+
+/* Of `repeats` calls captured in one graph. */
+static double graph_time(work *w, void *context, int cold, int repeats) {
+    cudaGraphExec_t replay = captured(w, context, repeats);
+    const double time = device_time(launch_graph, &replay, cold);
+    CHECK(cudaGraphExecDestroy(replay));
     return time / repeats;
 }
 
@@ -118,7 +129,7 @@ static void put_bits(const char *who, const char *list, int equal) {
     put(who, list, "bits", equal, "equal", equal ? "pass" : "fail");
     if (equal) return;
     ++wrong_bits;
-    printf("%-32s %-14s WRONG BITS: not timed\n", who, list);
+    printf("%-32s %-14s WRONG BITS\n", who, list);
 }
 
 /* Times of 0 were not measured. share_of: bytes per microsecond; goal: the share, or 0. */
@@ -218,22 +229,28 @@ static void fill(void *p, kopt_format f, size_t n, uint64_t salt) {
     }
 }
 
-/* The same on the GPU; from number 2^20 on they repeat. zeros: nine of ten are 0, in rows of 1,024. */
+/* The same on the GPU, from a table; from its end on they repeat. zeros: nine of ten are 0, in rows of 1,024. */
 static void device_fill(void *device, kopt_format f, size_t n, uint64_t salt, int zeros) {
-    enum { OWN = 1 << 20 };
-    static unsigned char host[4 * OWN];
-    const size_t size = n * width(f);
-    size_t done = (n < OWN ? n : OWN) * width(f), k;
-    fill(host, f, n < OWN ? n : OWN, salt);
-    for (k = 0; zeros && k < done; k += 1024 * width(f))
-        if (k / width(f) / 1024 % 10 != 0) memset(host + k, 0, done - k < 1024 * width(f) ? done - k : 1024 * width(f));
-    to_device(device, host, done);
+    enum { OWN = 1 << 21, SALTS = 1 << 20 };
+    static unsigned char *tables[2][3];
+    const size_t bytes = width(f), size = n * bytes, from = salt % SALTS;
+    size_t done = (n < OWN - from ? n : OWN - from) * bytes, k;
+    if (!tables[zeros][f]) {
+        unsigned char *const host = malloc(OWN * bytes);
+        if (!host) abort();
+        fill(host, f, OWN, 0);
+        for (k = 0; zeros && k < OWN; k += 1024)
+            if (k / 1024 % 10 != 0) memset(host + k * bytes, 0, 1024 * bytes);
+        tables[zeros][f] = device_new(OWN * bytes);
+        to_device(tables[zeros][f], host, OWN * bytes);
+        free(host);
+    }
+    CHECK(cudaMemcpyAsync(device, tables[zeros][f] + from * bytes, done, cudaMemcpyDeviceToDevice, stream));
     while (done < size) {
         const size_t next = size - done < done ? size - done : done;
         CHECK(cudaMemcpyAsync((unsigned char *)device + done, device, next, cudaMemcpyDeviceToDevice, stream));
         done += next;
     }
-    finish();
 }
 
 /* Tensors in one piece of memory; their arrays begin `shift` bytes behind multiples of 256. */
@@ -272,16 +289,11 @@ static int make(run *r, const mode *m, const size_t *sizes, size_t count, size_t
         r->tensors[k].id = (uint32_t)k;
         p = state - shift + rounded(state_size);
         if (m->copy) r->tensors[k].copy = p + shift, r->tensors[k].copy_format = KOPT_BF16, p += rounded(n * 2);
-        if (count < 300 || k == 0) { /* the many small ones get the numbers of the first, below */
-            device_fill(weight, m->weight, n, 1, 0);
-            device_fill(grad, m->grad, n, 7777, 0);
-        } else if (sizes[k] == sizes[0]) {
-            CHECK(
-                cudaMemcpyAsync(weight, r->tensors[0].weight, n * width(m->weight), cudaMemcpyDeviceToDevice, stream));
-            CHECK(cudaMemcpyAsync(grad, r->tensors[0].grad, n * width(m->grad), cudaMemcpyDeviceToDevice, stream));
-        }
+        device_fill(weight, m->weight, n, 1 + 97 * k, 0);
+        device_fill(grad, m->grad, n, 7777 + 131 * k, 0);
         r->elements += (double)n;
     }
+    DONE(kopt_cuda_state_init(&r->opt, r->tensors, count, NULL, stream));
     group.opt = &r->opt, group.tensors = r->tensors, group.count = count;
     size = kopt_cuda_plan_size(&group, 1);
     bytes = malloc(size);
@@ -367,6 +379,123 @@ static int bits_equal(const mode *m, size_t n) {
     }
     discard(&r);
     free(weight), free(grad), free(copy), free(state), free(seen);
+    return equal;
+}
+
+/* ---- Windows of a list: one step more of them is that of the CPU ------------------------------------------------- */
+
+enum { WINDOW = 4096, WINDOWS = 3, ARRAYS = 12 };
+
+/* Elements of a tensor in host memory, as a shard whose state is in arrays. */
+typedef struct window {
+    kopt_tensor t;
+    kopt_state_arrays state;
+    struct {
+        void *host;
+        const unsigned char *device;
+        size_t size;
+    } array[ARRAYS];
+    size_t arrays;
+} window;
+
+static void *fetch(window *w, const void *device, size_t begin, size_t size) {
+    void *const host = malloc(size + 1);
+    if (!host || w->arrays == ARRAYS) abort();
+    w->array[w->arrays].host = host, w->array[w->arrays].size = size;
+    w->array[w->arrays].device = (const unsigned char *)device + begin;
+    from_device(host, w->array[w->arrays++].device, size);
+    return host;
+}
+
+/* Elements [begin, end) of tensor k, as the GPU has them. begin is a multiple of 64, as blocks of 8-bit moments are. */
+static void open_window(window *w, const run *r, size_t k, size_t begin, size_t end) {
+    const kopt_tensor *const t = &r->tensors[k];
+    const size_t moment = r->mode->moment == KOPT_Q8 ? 1 : width(r->mode->moment), n = end - begin;
+    const size_t residual = r->mode->rounding == KOPT_COMPACT ? 1 : 2, scales = (end + 63) / 64 - begin / 64;
+    unsigned char *const block = malloc(t->state_size); /* only its header is read */
+    kopt_tensor host = *t;
+    kopt_state_arrays at;
+    int m;
+    if (!block) abort();
+    from_device(block, t->state, 64);
+    host.state = block;
+    DONE(kopt_state_arrays_of(&r->opt, &host, &at));
+    memset(w, 0, sizeof *w);
+    w->t = *t, w->t.n = n, w->t.first_index = begin;
+    w->t.weight = fetch(w, t->weight, begin * width(t->weight_format), n * width(t->weight_format));
+    w->t.grad = fetch(w, t->grad, begin * width(t->grad_format), n * width(t->grad_format));
+    if (t->copy) w->t.copy = fetch(w, t->copy, begin * 2, n * 2);
+    w->t.state = NULL, w->t.state_size = 0, w->t.arrays = &w->state;
+    w->state.size = sizeof w->state;
+#define IN_STATE_(p) ((unsigned char *)t->state + ((unsigned char *)(p) - block))
+    if (at.residual) w->state.residual = fetch(w, IN_STATE_(at.residual), begin * residual, n * residual);
+    for (m = 0; m < 4; ++m) {
+        if (at.moment[m]) w->state.moment[m] = fetch(w, IN_STATE_(at.moment[m]), begin * moment, n * moment);
+        if (at.scale[m]) w->state.scale[m] = fetch(w, IN_STATE_(at.scale[m]), begin / 64, scales);
+    }
+#undef IN_STATE_
+    free(block);
+}
+
+/* Are its arrays those on the GPU? Frees them. */
+static int close_window(window *w) {
+    int equal = 1;
+    for (; w->arrays > 0; --w->arrays) {
+        const size_t i = w->arrays - 1, size = w->array[i].size;
+        void *const seen = malloc(size + 1);
+        if (!seen) abort();
+        from_device(seen, w->array[i].device, size);
+        equal &= memcmp(seen, w->array[i].host, size) == 0;
+        free(seen), free(w->array[i].host);
+    }
+    return equal;
+}
+
+/* `most` elements at the beginning of the first tensor, in the middle of the middle one, at the end of the last one;
+   fewer windows if they are the same tensors, whole. */
+static int open_windows(window *w, const run *r, size_t most) {
+    const kopt_tensor *const t = r->tensors;
+    const size_t middle = r->count / 2, last = r->count - 1, n = t[middle].n, end = t[last].n;
+    const size_t begin = (n < most ? 0 : (n - most) / 2) & ~(size_t)63;
+    open_window(&w[0], r, 0, 0, t[0].n < most ? t[0].n : most);
+    if (last == 0 && n <= most) return 1;
+    open_window(&w[1], r, middle, begin, n < most ? n : begin + most);
+    open_window(&w[2], r, last, (end < most ? 0 : end - most) & ~(size_t)63, end);
+    return WINDOWS;
+}
+
+/* The norm of all gradients, by the CPU. */
+static kopt_norm norm_of(const run *r) {
+    enum { PART = 1 << 20 };
+    static unsigned char grad[4 * PART];
+    const size_t bytes = width(r->mode->grad);
+    kopt_norm norm;
+    size_t k, i;
+    memset(&norm, 0, sizeof norm);
+    for (k = 0; k < r->count; ++k)
+        for (i = 0; i < r->tensors[k].n; i += PART) {
+            const size_t n = r->tensors[k].n - i < PART ? r->tensors[k].n - i : PART;
+            from_device(grad, (unsigned char *)r->tensors[k].grad + i * bytes, n * bytes);
+            DONE(kopt_norm_add(&norm, grad, r->mode->grad, n));
+        }
+    return norm;
+}
+
+static int windows_equal(run *r) {
+    window w[WINDOWS];
+    int k, count, equal = 1;
+    from_device(&r->opt.step, kopt_cuda_plan_steps(&r->plan, 0), 4);
+    count = open_windows(w, r, r->mode->rule == 2 ? SIZE_MAX : WINDOW); /* StableAdamW measures all of a tensor */
+    step(r);
+    if (r->mode->stats) {
+        const kopt_norm norm = norm_of(r);
+        r->opt.clip = kopt_norm_clip(&norm, 1.0, 1);
+    }
+    for (k = 0; k < count; ++k) {
+        kopt_optimizer o = r->opt;
+        DONE(kopt_optimizer_step(&o, &w[k].t, 1));
+        equal &= close_window(&w[k]);
+    }
     return equal;
 }
 
@@ -460,6 +589,7 @@ static void time_mode(const mode *m) {
             put_times(m->weight == KOPT_F32 ? "statistics fp32" : "statistics bf16", l->name, r.elements, bytes, time,
                       time, 0, copy_rate, 0.85);
         }
+        put_bits(m->name, l->name, windows_equal(&r));
         discard(&r);
     }
 }
@@ -556,8 +686,117 @@ static void time_copy(void) {
     device_free(c.from), device_free(c.to);
 }
 
+/* ---- Beside another commit: the same steps by the kernels of both, in turns -------------------------------------- */
+
+enum { ROUNDS = 41 };
+
+typedef struct side {
+    void (*begin)(size_t elements);
+    int (*make)(const char *mode, size_t list); /* 0: no such mode, or not enough memory */
+    double (*time)(void);                       /* microseconds of one step, replayed from a graph */
+    uint64_t (*end)(void);                      /* a hash of weights */
+} side;
+
+static run side_run;
+static cudaGraphExec_t side_replay;
+
+static void prepare(size_t elements) {
+    large = elements & ~(size_t)1023;
+    rehearsal = large < (size_t)1 << 20;
+    cache = (size_t)device_attribute(cudaDevAttrL2CacheSize);
+    if (cache == 0) cache = 1024; /* a runtime that does not say */
+    flush = device_new(4 * cache);
+}
+
+static void side_begin(size_t elements) {
+    if (!stream && !device_begin()) exit(77);
+    prepare(elements);
+}
+
+static int side_make(const char *name, size_t l) {
+    static size_t sizes[LIST];
+    const size_t count = sizes_of(&lists[l], sizes);
+    size_t k;
+    for (k = 0; k < MODES && strcmp(modes[k].name, name) != 0; ++k) continue;
+    if (k == MODES || !make(&side_run, &modes[k], sizes, count, lists[l].shift)) return 0;
+    if (lists[l].zeros) most_zero(&side_run);
+    side_replay = captured(step, &side_run, 1);
+    return 1;
+}
+
+static double side_time(void) {
+    return time_of(launch_graph, &side_replay, side_run.elements * side_run.mode->bytes < 8 * (double)cache);
+}
+
+/* Of the windows. */
+static uint64_t side_end(void) {
+    window w[WINDOWS];
+    uint64_t hash = 0;
+    int k, count = open_windows(w, &side_run, WINDOW);
+    size_t i;
+    for (k = 0; k < count; ++k) {
+        for (i = 0; i < w[k].array[0].size; ++i)
+            hash = (hash ^ ((unsigned char *)w[k].array[0].host)[i]) * UINT64_C(0x100000001B3);
+        (void)close_window(&w[k]);
+    }
+    CHECK(cudaGraphExecDestroy(side_replay));
+    discard(&side_run);
+    return hash;
+}
+
+extern const side kopt_bench_side;
+const side kopt_bench_side = {side_begin, side_make, side_time, side_end};
+
+/* A line of the table: medians, and of the ratios of the rounds median and quartiles. */
+static void compare_list(const side *const *sides, const char *mode, size_t l) {
+    static double time[2][ROUNDS], ratio[ROUNDS];
+    const int rounds = rehearsal ? 1 : ROUNDS;
+    uint64_t hash[2];
+    int r, k;
+    for (k = 0; k < 2; ++k)
+        if (!sides[k]->make(mode, l)) {
+            if (k == 1) (void)sides[0]->end();
+            printf("%-32s %-14s not in both, or too little memory\n", mode, lists[l].name);
+            put(mode, lists[l].name, "beside", 0, "1", "skip");
+            return;
+        }
+    for (k = 0; k < 2; ++k) (void)sides[k]->time(); /* the first step is not compared */
+    for (r = 0; r < rounds; ++r) {
+        for (k = 0; k < 2; ++k) time[(r + k) % 2][r] = sides[(r + k) % 2]->time(); /* each begins every other round */
+        ratio[r] = time[1][r] / time[0][r];
+    }
+    for (k = 0; k < 2; ++k) {
+        hash[k] = sides[k]->end();
+        qsort(time[k], (size_t)rounds, sizeof(double), compare_doubles);
+    }
+    qsort(ratio, (size_t)rounds, sizeof(double), compare_doubles);
+    printf("%-32s %-14s %10.1f us %10.1f us %8.3f   %.3f %.3f%s\n", mode, lists[l].name, time[0][rounds / 2],
+           time[1][rounds / 2], ratio[rounds / 2], ratio[rounds / 4], ratio[rounds - 1 - rounds / 4],
+           hash[0] == hash[1] ? "" : "   OTHER WEIGHTS");
+    fflush(stdout);
+    put(mode, lists[l].name, "other", time[0][rounds / 2], "us", "");
+    put(mode, lists[l].name, "this", time[1][rounds / 2], "us", "");
+    put(mode, lists[l].name, "this/other", ratio[rounds / 2], "1", hash[0] == hash[1] ? "" : "fail");
+    wrong_bits += hash[0] != hash[1];
+}
+
+static int beside(const char *path) {
+    void *const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    const side *const other = library ? dlsym(library, "kopt_bench_side") : NULL;
+    const side *const sides[2] = {other, &kopt_bench_side};
+    size_t k, l;
+    if (!other) return printf("Bail out! %s\n", dlerror()), 1;
+    other->begin(large);
+    printf("%-32s %-14s %13s %13s %8s   quartiles\n", "", "", "other", "this", "ratio");
+    for (k = 0; k < MODES; ++k)
+        for (l = 0; l < sizeof lists / sizeof lists[0]; ++l)
+            if (lists[l].all || k == 0) compare_list(sides, modes[k].name, l);
+    return wrong_bits != 0;
+}
+
 int main(int argc, char **argv) {
     size_t k;
+    int words;
     if (argc > 1 && strcmp(argv[1], "modes") == 0) {
         for (k = 0; k < MODES; ++k) puts(modes[k].name);
         return 0;
@@ -576,12 +815,10 @@ int main(int argc, char **argv) {
         return 2;
     }
     quick = argc > 1 && strcmp(argv[1], "quick") == 0;
-    if (argc > 1 + quick) large = strtoull(argv[1 + quick], NULL, 10) & ~(size_t)1023;
+    words = quick ? 1 : argc > 2 && strcmp(argv[1], "beside") == 0 ? 2 : 0;
+    prepare(argc > 1 + words ? strtoull(argv[1 + words], NULL, 10) : large);
     if (large == 0) return 2;
-    rehearsal = large < (size_t)1 << 20;
-    cache = (size_t)device_attribute(cudaDevAttrL2CacheSize);
-    if (cache == 0) cache = 1024; /* a runtime that does not say */
-    flush = device_new(4 * cache);
+    if (words == 2) return beside(argv[2]);
     printf("sm_%d%d, %d processors, L2 %d MB; large: %lu elements\n",
            device_attribute(cudaDevAttrComputeCapabilityMajor), device_attribute(cudaDevAttrComputeCapabilityMinor),
            device_attribute(cudaDevAttrMultiProcessorCount), (int)(cache >> 20), (unsigned long)large);

@@ -156,7 +156,7 @@ bench_cuda() { # nvcc is there
     export CUDA_ROWS
     rm -f $CUDA_ROWS
     printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >build/bench/kernels.cu
-    set -- -I. -O3 -o build/bench/cuda bench/cuda.c build/bench/kernels.cu
+    set -- -I. -O3 -o build/bench/cuda bench/cuda.c build/bench/kernels.cu -ldl
     $NVCC -arch=native "$@" 2>/dev/null || $NVCC "$@"
     build/bench/cuda || [ $? = 77 ] # without a GPU it says so and writes no table
     [ -s $CUDA_ROWS ] || exit 0

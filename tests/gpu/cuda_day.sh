@@ -234,7 +234,7 @@ program() { # program NAME SOURCE FLAG...: without linking, so that all compile 
 link() { # link NAME OBJECT...
     name=$1
     shift
-    if [ -n "$rehearse" ]; then set -- "$@" -lm -lpthread; else
+    if [ -n "$rehearse" ]; then set -- "$@" -ldl -lm -lpthread; else
         set -- "$@" "-L$cuda/lib64" "-L$cuda/lib" -lcudart_static -ldl -lrt -lpthread -lm
     fi
     limited $CC -o "$work/$name" "$work/$name.c.o" "$@" >>"$work/$name.cc" 2>&1
