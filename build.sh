@@ -24,7 +24,7 @@ usage: ./build.sh demo [--fp16] [FILE]     train a byte language model on FILE
        ./build.sh web test | picture       the playground, in headless Chromium
        ./build.sh mutants [all|share K/N]  mistakes in the header: each is seen?
        ./build.sh mutants cuda             those in kahan_opt_cuda.cuh, with nvcc
-       ./build.sh cuda [bench]             the GPU part: its tests; its speed
+       ./build.sh cuda [bench [COMMIT]]    the GPU part: its tests; its speed
        ./build.sh cuda day [--part N]      all on a GPU: 25 minutes (0: 90 s)
        ./build.sh bench [WORD...]          the bits, then the memory roofline
        ./build.sh bench help               ... and what else can be measured
@@ -140,10 +140,14 @@ python() {
 
 cuda() {
     case "${1:-}" in day) shift; exec sh tests/gpu/cuda_day.sh "$@" ;; esac # it checks its own arguments
-    knows cuda bench "$@"
+    if [ "${1:-}" = bench ] && [ $# = 2 ]; then # beside the kernels of another commit
+        git cat-file -e "$2:kahan_opt_cuda.cuh" 2>/dev/null || wrong "\`cuda\` does not know \`$2\`"
+    else
+        knows cuda bench "$@"
+    fi
     mkdir -p build/tests
     [ -n "$NVCC" ] || { echo "SKIPPED: the GPU part (no nvcc; ./build.sh setup installs it)"; exit 0; }
-    if [ $# -gt 0 ]; then . bench/run.sh && bench_cuda; fi
+    if [ $# -gt 0 ]; then . bench/run.sh && shift && bench_cuda "$@"; fi
     sh tests/gpu/cuda.sh | tee build/tests/cuda.log
     sed -n 's/^ok [0-9]* # SKIP/SKIPPED: the tests on a GPU:/p' build/tests/cuda.log
     ! grep -q '^not ok' build/tests/cuda.log

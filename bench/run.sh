@@ -150,14 +150,29 @@ bench_forward() { # the loops of a program, with its flags; the library as every
     printf '| |%s\n%s\n' "$heads" "$lines"
     paste -d ' ' build/bench/forward_1 build/bench/forward_2 build/bench/forward_3 | sed 's/ | |/ |/g'
 }
-bench_cuda() { # nvcc is there
+cuda_program() { # cuda_program FOLDER FLAG...: bench/cuda.c with the headers in a folder
+    folder=$1
+    shift
+    printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >build/bench/kernels.cu
+    set -- "-I$folder" -O3 "$@" "$folder/bench/cuda.c" build/bench/kernels.cu -ldl
+    $NVCC -arch=native "$@" 2>/dev/null || $NVCC "$@"
+}
+bench_cuda() { # bench_cuda [COMMIT]: nvcc is there
     mkdir -p build/bench
+    cuda_program . -o build/bench/cuda
+    if [ $# -gt 0 ]; then
+        other=build/bench/other
+        mkdir -p $other/bench $other/tests/gpu
+        for file in kahan_opt.h kahan_opt_cuda.cuh; do git show "$1:$file" >$other/$file; done
+        cp bench/cuda.c $other/bench
+        cp tests/gpu/cuda_device.h $other/tests/gpu
+        cuda_program $other -shared -Xcompiler -fPIC -o $other/cuda.so
+        build/bench/cuda beside $other/cuda.so || [ $? = 77 ]
+        exit
+    fi
     CUDA_ROWS=build/bench/cuda.csv
     export CUDA_ROWS
     rm -f $CUDA_ROWS
-    printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >build/bench/kernels.cu
-    set -- -I. -O3 -o build/bench/cuda bench/cuda.c build/bench/kernels.cu -ldl
-    $NVCC -arch=native "$@" 2>/dev/null || $NVCC "$@"
     build/bench/cuda || [ $? = 77 ] # without a GPU it says so and writes no table
     [ -s $CUDA_ROWS ] || exit 0
     if ! python3 -c 'import torch' 2>/dev/null; then

@@ -1,7 +1,8 @@
 # The day when there is a GPU: four parts, each of which builds what it needs and ends in its time (90 s; 8 minutes).
 # Needs nvcc, a C compiler and `timeout`, no network. docs/gpu.md says what each part does and what is in the table.
 #
-# usage: cuda_day.sh [--part 0 | 1 | 2 | 3] [--rehearse]
+# usage: cuda_day.sh [--part 0 | 1 | 2 | 3] [--beside COMMIT] [--rehearse]
+#     --beside     part 1 also times each list beside the kernels of this commit, in turns
 #     --rehearse   the same items without a GPU, on few numbers: the programs run with the runtime of cuda_fake.c,
 #                  or with the objects in the folder KOPT_CUDA_FAKE; the tools are stubs
 # An item that fails, or that was not run to its end, fails the day: the exit status is 1.
@@ -14,15 +15,19 @@ set -u
 cd "$(dirname "$0")/../.." || exit
 CC=${CC:-cc} NVCC=${NVCC:-nvcc}
 
-part=1 rehearse=
+part=1 rehearse='' beside=''
 wrong() {
-    printf 'cuda_day.sh: %s\nusage: cuda_day.sh [--part 0 | 1 | 2 | 3] [--rehearse]\n' "$1" >&2
+    printf 'cuda_day.sh: %s\nusage: cuda_day.sh [--part 0 | 1 | 2 | 3] [--beside COMMIT] [--rehearse]\n' "$1" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
     case $1 in
     --part)
         case ${2:-} in 0 | 1 | 2 | 3) part=$2 ;; *) wrong "\`--part\` is 0, 1, 2 or 3" ;; esac
+        shift
+        ;;
+    --beside)
+        beside=$(git rev-parse -q --verify "${2:-}^{commit}") || wrong "\`--beside\` is a commit"
         shift
         ;;
     --rehearse) rehearse=yes ;;
@@ -141,6 +146,7 @@ soft='' unbuilt=''
 item() {
     name=$1 limit=$2
     shift 2
+    [ -z "$rehearse" ] || limit=$((6 * limit)) # a busy machine
     [ -z "$unbuilt" ] || { skip "$name" "the build failed"; return; }
     left=$((deadline - $(now)))
     [ "$limit" -le $left ] || limit=$left
@@ -205,7 +211,7 @@ object() { # object NAME FLAG...
     name=$1
     shift
     printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >"$work/$name.cu"
-    set -- limited $NVCC -I. -O3 -Xcompiler -fno-threadsafe-statics "$@" -c -o "$work/$name.o" "$work/$name.cu"
+    set -- limited $NVCC -O3 -Xcompiler -fno-threadsafe-statics "$@" -c -o "$work/$name.o" "$work/$name.cu"
     if [ -n "$capability" ] && "$@" "-arch=sm_$capability" >"$work/$name.nvcc" 2>&1; then return; fi
     "$@" -arch=native >>"$work/$name.nvcc" 2>&1
 }
@@ -214,10 +220,10 @@ object() { # object NAME FLAG...
 fake_objects() {
     fake=$work/fake
     printf '#define KAHAN_OPT_CUDA_IMPLEMENTATION\n#include "kahan_opt_cuda.cuh"\n' >"$fake/plain.cu"
-    limited $NVCC -I. -O3 -gencode arch=compute_75,code=compute_75 -Xcompiler -fno-threadsafe-statics \
+    limited $NVCC -I. -O3 -gencode arch=compute_75,code=compute_75 -Xcompiler -fno-threadsafe-statics,-fPIC \
         --keep --keep-dir "$fake" -c -o "$fake/plain.o" "$fake/plain.cu" &&
         python3 tests/gpu/ptx.py "$fake/plain.ptx" "$fake/kernels_1.c" "$fake/kernels_2.c" || return
-    set -- limited $CC -std=gnu99 -w -O0 -ffp-contract=off -Itests/gpu -c # -O1 takes a minute more than it gains
+    set -- limited $CC -std=gnu99 -w -O0 -fPIC -ffp-contract=off -Itests/gpu -c # -O1 takes a minute more than it gains
     "$@" -o "$fake/kernels_1.o" "$fake/kernels_1.c" &
     kernels=$!
     "$@" -o "$fake/kernels_2.o" "$fake/kernels_2.c" && "$@" -O2 -o "$fake/cuda_fake.o" tests/gpu/cuda_fake.c &&
@@ -244,7 +250,7 @@ sources='kahan_opt.h kahan_opt_cuda.cuh tests/gpu/cuda.c tests/gpu/cuda_state.c 
     tests/gpu/cuda_golden.c tests/gpu/cuda_device.h tests/bits/probe.c tests/bits/begun.h
     tests/unit/inputs.h tests/unit/reference.h tests/unit/tap.h bench/cuda.c'
 [ -z "$rehearse" ] || sources="$sources $(ls tests/gpu/ptx.py tests/gpu/cuda_fake.* 2>/dev/null)"
-stamp="$(cat $sources | cksum) $gpu $compiler $CC ${KOPT_CUDA_FAKE:-}"
+stamp="$(cat $sources | cksum) $beside $gpu $compiler $CC ${KOPT_CUDA_FAKE:-}"
 
 # Everything at once, as many processes as there are programs, each within its time. The logs are $work/*.nvcc and
 # $work/*.cc. Part 0 needs one object and two programs.
@@ -263,10 +269,21 @@ compile() {
         mkdir -p "$work/fake"
         [ -n "${KOPT_CUDA_FAKE:-}" ] || { fake_objects >"$work/fake.nvcc" 2>&1 & jobs="$jobs $!"; }
     else
-        object plain & jobs="$jobs $!"
+        object plain -I. & jobs="$jobs $!"
+    fi
+    # bench/cuda.c and its kernels as a shared library: of the other commit, or in a rehearsal once more the same
+    if [ -n "$beside" ]; then
+        other=$work/other_commit
+        mkdir -p "$other/bench" "$other/tests/gpu"
+        for file in kahan_opt.h kahan_opt_cuda.cuh; do
+            if [ -n "$rehearse" ]; then cp $file "$other"; else git show "$beside:$file" >"$other/$file"; fi
+        done
+        cp bench/cuda.c "$other/bench" && cp tests/gpu/cuda_device.h "$other/tests/gpu"
+        program other "$other/bench/cuda.c" -fPIC & jobs="$jobs $!"
+        [ -n "$rehearse" ] || { object other_kernels "-I$other" -Xcompiler -fPIC & jobs="$jobs $!"; }
     fi
     if [ -n "$vmath_programs" ]; then
-        object vmath -DKAHAN_OPT_VMATH & jobs="$jobs $!"
+        object vmath -I. -DKAHAN_OPT_VMATH & jobs="$jobs $!"
         program header_vmath "$work/header.c" -I. -O1 -DKAHAN_OPT_VMATH & jobs="$jobs $!"
     fi
     if [ -n "$vmath_programs" ] && have python3; then
@@ -288,6 +305,11 @@ compile() {
     for job in $jobs; do wait "$job"; done
     bad=
     for name in $programs; do link $name "$work/header.c.o" $plain || bad=yes; done
+    if [ -n "$beside" ]; then
+        kernels=$plain
+        [ -n "$rehearse" ] || kernels=$work/other_kernels.o
+        link other -shared $kernels || bad=yes
+    fi
     for name in $vmath_programs; do link $name "$work/header_vmath.c.o" $vmath || bad=yes; done
     [ -z "$bad" ] || { cat "$work"/*.nvcc "$work"/*.cc; return 1; }
     echo "$stamp" >"$work/stamp$part"
@@ -336,6 +358,7 @@ part_1() {
     item 'golden hashes' 40 sh "$work/golden.sh" "$work/golden" "$work/golden.txt"
     item 'bench' 170 "$work/bench" $bench
     cp "$work/rows" "$work/bench.rows" 2>/dev/null
+    [ -z "$beside" ] || item 'bench beside another commit' 60 "$work/bench" beside "$work/other" $bench
     [ -n "$rehearse" ] || item 'bench with VMATH' 40 "$work/bench_vmath" $bench
     if ! have python3; then
         skip 'Python package' 'no python3'

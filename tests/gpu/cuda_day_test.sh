@@ -4,9 +4,9 @@ out=$PWD/build/tests/cuda_day
 rm -rf "$out"
 mkdir -p "$out"
 . tests/tap.sh
-day() { # day PART: rehearses it, with a table of its own
+day() { # day PART OPTION...: rehearses it, with a table of its own
     rm -f "$out/cuda-day.csv"
-    OUT=$out sh tests/gpu/cuda_day.sh --rehearse --part "$1" >"$out/log" 2>&1
+    OUT=$out sh tests/gpu/cuda_day.sh --rehearse --part "$@" >"$out/log" 2>&1
     status=$?
 }
 verdict() { # verdict ITEM: in the table
@@ -71,12 +71,14 @@ TEXT
 PYTHONPATH=$out/python${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH
 
-day 1
-[ $status = 0 ] && verdicts pass build tests 'state blocks' 'golden hashes' bench peers
+day 1 --beside HEAD
+[ $status = 0 ] && verdicts pass build tests 'state blocks' 'golden hashes' bench 'bench beside another commit' peers
 report $? "part 1: its items pass"
-rows 17 '^1,bench,.* | bits,1,equal,pass,$' && rows 16 '^1,bench,.* | large | share of copy,' && rows 500 '^1,bench,' &&
+rows 97 '^1,bench,.* | bits,1,equal,pass,$' && rows 16 '^1,bench,.* | large | share of copy,' && rows 500 '^1,bench,' &&
     rows 10 '^1,bench,AdamW bf16 KAHAN | .* | eager,' && rows 1 '^1,bench,prologue | no tensor | graph of 20,'
-report $? "... the bench checks the bits of each mode and times it"
+report $? "... the bench checks the bits of each mode and list, and times it"
+rows 79 '^1,bench beside another commit,.* | this/other,[0-9.e+-]*,1,,$'
+report $? "... beside the kernels of another commit"
 rows 2 '^1,peers,.*times as fast as torch.*,\(pass\|miss\),$' && rows 20 '^1,peers,'
 report $? "... PyTorch is measured where there is one"
 [ "$(head -n 1 "$out/cuda-day.csv")" = part,item,name,value,unit,verdict,seconds ] &&
