@@ -632,13 +632,13 @@ def pyplot():
     return matplotlib.pyplot
 
 
-def save(figure, name, title, subtitle, right=0.98):
+def save(figure, name, title, subtitle, right=0.98, bottom=0):
     width, height = figure.get_size_inches()
     title, subtitle = textwrap.wrap(title, round(8.2 * width)), textwrap.wrap(subtitle, round(10 * width))
     figure.text(0.02, 1 - 0.15 / height, "\n".join(title), va="top", fontsize=14, fontweight="bold")
     top = 0.2 + 0.24 * len(title)  # inches
     figure.text(0.02, 1 - top / height, "\n".join(subtitle), va="top", fontsize=11, color="#57606a")
-    figure.tight_layout(rect=(0, 0, right, 1 - (top + 0.05 + 0.2 * len(subtitle)) / height))
+    figure.tight_layout(rect=(0, bottom, right, 1 - (top + 0.05 + 0.2 * len(subtitle)) / height))
     path = path_of(name, ".svg")
     figure.savefig(path, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     with open(path, encoding="utf-8") as file:
@@ -670,7 +670,11 @@ def two_lines(name):
 def legend(figure, axes, right):
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, list(map(two_lines, labels)), loc="center left", bbox_to_anchor=(right, 0.5), frameon=False,
-                  fontsize=11, handlelength=2.6)
+                  fontsize=10, handlelength=2.4)
+
+
+def legend_below(figure, axes):
+    figure.legend(*axes.get_legend_handles_labels(), loc="lower center", ncol=3, frameon=False, fontsize=10)
 
 
 def path_of(name, ending):
@@ -705,7 +709,7 @@ def draw_loss(r):
     title = r.claim("EXACT, KAHAN, COMPACT, FEEDBACK, STOCHASTIC, 8-bit moments: level with fp32. NEAREST is not",
                     not_level(r, KEEPS) + not_level(r, [NEAREST], level=False))
     names = [name for name in r.methods if name != FP32]
-    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 1.6 + 0.36 * len(names)), sharey=True)
+    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 1.6 + 0.42 * len(names)), sharey=True)
     for panel, task in zip(axes, TASKS.values()):
         panel.set_xscale("symlog", **SYMLOG)
         panel.axvspan(-MARGIN, MARGIN, color="#ddf4e4", zorder=0)
@@ -730,7 +734,7 @@ def draw_loss(r):
         panel.set_title("%s, %s" % (task.name, task.format), fontsize=11)
         panel.set_xlabel("loss minus fp32, nats")
     axes[0].set_yticks(range(len(names)))
-    axes[0].set_yticklabels([two_lines(name) for name in names])
+    axes[0].set_yticklabels([two_lines(name) for name in names], fontsize=10)
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     count = r.losses[next(iter(TASKS)), FP32].count
     save(figure, "loss", title, "Final training loss minus that of fp32 with the same seed: mean of %d seeds, 95 %% "
@@ -846,7 +850,7 @@ def draw_bytes(r):
     wrong += ["%s, too, with %.2f bytes" % (m, bytes_of(m)) for m in fewer if not not_level(r, [m])]
     title = r.claim("With 8-bit moments: COMPACT at 7.1 and FEEDBACK at 6.1 bytes per parameter are level with fp32 at "
                     "16", wrong)
-    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 5.2), sharey=True)
+    figure, axes = pyplot().subplots(1, len(TASKS), figsize=(9.6, 6.4), sharey=True)
     top = max(losses.minus[0] for losses in r.losses.values() if losses.finite)
     for panel, task in zip(axes, TASKS.values()):
         panel.set_yscale("symlog", **SYMLOG)
@@ -864,9 +868,9 @@ def draw_bytes(r):
         panel.set_xlabel("bytes per parameter")
     ticks(axes[0].yaxis, top)
     axes[0].set_ylabel("loss minus fp32, nats")
-    legend(figure, axes[0], 0.77)
+    legend_below(figure, axes[0])
     save(figure, "bytes", title, "Weight, gradient and state of AdamW. Squares are other libraries. Green: level with "
-         "fp32. Runs that end in NaN are not shown", 0.77)
+         "fp32. Runs that end in NaN are not shown", bottom=0.26)
 
 
 def draw():

@@ -263,7 +263,7 @@ class Task:
         text = "%+.1f±%.1f" % pair
         if self.sign > 0:
             return fidelity.signed(pair)
-        return ("0.0" + text[4:] if text[1:5] == "0.0 " else text).replace("-", "−")
+        return ("0.0" + text[4:] if text[1:5] == "0.0±" else text).replace("-", "−")
 
 
 LEVEL, INCONCLUSIVE, WORSE, BETTER = "level", "inconclusive", "worse", "better"
