@@ -2257,7 +2257,7 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_norm_add_values_(
 
 /* The square root, rounded to nearest even from 54 bits and the remainder; infinity if a value was not finite. */
 static KOPT_HOST_DEVICE_ double kopt_norm_root_(const kopt_norm *norm) {
-    uint64_t remainder = 0, root = 0;
+    uint64_t remainder, root = 0;
     int pairs, pair, i;
     kopt_norm n = *norm;
     kopt_norm_carry_(&n);
