@@ -218,7 +218,11 @@ bench() {
     q8) shift && optimize=-O3 && bench_program q8 "$@" ;;
     fidelity | finetuning | scale | tasks) bench_fidelity "$@" ;;
     torch | converters) shift && bench_$name "$@" ;;
-    beside) knows 'bench beside' 'beside average bytes compress fp16 norm odd' "$@" && shift && bench_program beside "$@" ;;
+    beside)
+        knows 'bench beside' 'beside average bytes compress fp16 norm odd' "$@"
+        shift
+        bench_program beside "$@"
+        ;;
     bytes) shift && knows 'bench bytes' 'N margins' "$@" && bench_program bytes "$@" ;;
     codes) shift && knows 'bench codes' '' "$@" && bench_program codes ;;
     wasm) shift && knows 'bench wasm' N "$@" && exec sh bench/wasm.sh "$@" ;;

@@ -2294,7 +2294,7 @@ def full_weights_by_name():
 
 @test
 def first_mistakes():
-    """words for what newcomers do: fields of a scaler, other optimizers, no gradient, a str of layers, frozen formats"""
+    """words for what newcomers do: fields of a scaler, other optimizers, no gradient, a str as list, frozen formats"""
     for fields in ({"init_scale": -1.0}, {"init_scale": 0.0}, {"growth_factor": 0.5}, {"backoff_factor": 1.0},
                    {"growth_interval": 0}, {"growth_factor": math.nan}):
         refused(ValueError, list(fields)[0], KahanScaler, **fields)
