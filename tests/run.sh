@@ -48,8 +48,8 @@ part() ( # part NAME COMMAND...: adds a part, whose command prints TAP
 
 # The longest parts take turns: those of one group with each commit, and the groups take about the same time. A part's
 # own turns go on each time that it runs.
-groups=7
-seldom() { # seldom GROUP NAME COMMAND...: adds a part of this group, 0 to 6
+groups=8
+seldom() { # seldom GROUP NAME COMMAND...: adds a part of this group, 0 to 7
     [ $1 -lt $groups ] || wrong "the part $2 is of group $1, which has no turn"
     [ -n "${KOPT_ALL:-}" ] || [ $((commit % groups)) = $1 ] || return 0
     name=$2
@@ -303,7 +303,7 @@ run_tests() {
         done
     done
     for tool in gcc g++ clang tcc objcopy; do have $tool || lacks "vendoring: the tests that need $tool" $tool; done
-    seldom 3 vendor sh tests/robust/vendor.sh warnings leaks
+    seldom 7 vendor sh tests/robust/vendor.sh warnings leaks
     seldom 2 vendor_more sh tests/robust/vendor.sh pragmas windows targets names pairs versions
     build probe.native $CC -O2 -DKOPT_CODED_FROM_=1 tests/bits/probe.c
     build probe.ofast $CC -Ofast tests/bits/probe.c
@@ -338,7 +338,7 @@ run_tests() {
     seldom 6 sanitize_static sh tests/robust/sanitize.sh static
     have luajit || lacks "the library called from LuaJIT" luajit
     have cmake || lacks "the CMake package" cmake
-    seldom 3 examples sh tests/examples/examples.sh
+    seldom 7 examples sh tests/examples/examples.sh
     for tool in arm-none-eabi-gcc qemu-system-arm riscv64-linux-gnu-gcc qemu-system-riscv32 avr-gcc simavr; do
         have $tool || lacks "the firmware that needs $tool" $tool
     done
