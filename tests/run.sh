@@ -48,10 +48,13 @@ part() ( # part NAME COMMAND...: adds a part, whose command prints TAP
 
 # The longest parts take turns: those of one group with each commit, and the groups take about the same time. A part's
 # own turns go on each time that it runs.
-groups=8
-seldom() { # seldom GROUP NAME COMMAND...: adds a part of this group, 0 to 7
-    [ $1 -lt $groups ] || wrong "the part $2 is of group $1, which has no turn"
-    [ -n "${KOPT_ALL:-}" ] || [ $((commit % groups)) = $1 ] || return 0
+groups=9
+group() { # group GROUP: is it the turn of this one, 0 to 8?
+    [ $1 -lt $groups ] || wrong "group $1 has no turn"
+    [ -n "${KOPT_ALL:-}" ] || [ $((commit % groups)) = $1 ]
+}
+seldom() { # seldom GROUP NAME COMMAND...: adds a part of this group
+    group $1 || return 0
     name=$2
     shift 2
     part $name env KOPT_TURN=$((commit / groups)) "$@"
@@ -281,7 +284,10 @@ run_tests() {
         with "the bits on ${target%%:*}" "$compiler $emulator" || continue
         programs=$(units convert vmath)
         case $compiler in
-        s390x*) programs="$bits $(units save dither)" ;;
+        s390x*)
+            programs=$(units tools api convert vmath inline)
+            ! group 8 || program "$(units step_bits dither save)" s390x $emulator quick $compiler -O2 -static
+            ;;
         arm-*) programs="$programs $(units inline)" ;;
         esac
         for source in $programs; do
@@ -315,7 +321,7 @@ run_tests() {
     with "the NumPy reference" python3-numpy test -n "$python" &&
         part numpy sh tests/bits/golden.sh $python tests/bits/probe.py
     vmath_parts
-    seldom 4 stack sh tests/robust/stack.sh
+    seldom 3 stack sh tests/robust/stack.sh
     seldom 6 abi sh tests/robust/abi.sh
     seldom 0 mutants sh tests/robust/mutants.sh turn
     tools=$(sh tests/bits/matrix.sh missing)
@@ -346,7 +352,7 @@ run_tests() {
     seldom 0 firmware_power sh tests/examples/firmware.sh power careless
     seldom 6 checkpoint sh tests/examples/checkpoint.sh crash damage
     seldom 2 checkpoint_more sh tests/examples/checkpoint.sh files machines
-    seldom 6 lockstep sh tests/examples/lockstep.sh
+    seldom 8 lockstep sh tests/examples/lockstep.sh
     with "training on several ranks of MPI" "mpicc mpirun" && seldom 2 zero1 sh tests/examples/zero1.sh
     tools=$(sh docs/playground/run.sh lacks)
     with "the playground in a browser" "$tools" test -z "$tools" && seldom 0 web sh docs/playground/run.sh test
@@ -356,7 +362,7 @@ run_tests() {
     with "the freeze of the interface" "python3 gcc" && part freeze python3 tests/repo/freeze.py
     [ -d build/python/clang_format ] || have clang-format-19 || lacks "the format of the C files" clang-format-19
     with "names, banners and format" python3 && part style python3 tests/repo/style.py
-    seldom 6 demo sh tests/examples/demo.sh
+    seldom 8 demo sh tests/examples/demo.sh
     part selftest sh tests/bits/selftest.sh build/tests/native.plain.o
     seldom 5 selftest sh tests/bits/selftest.sh # in its place
     part setup sh tests/repo/setup.sh

@@ -1,5 +1,5 @@
 # mutants.sh [cuda] all | share K/N | turn: makes mutants of the header (mutants.py) and runs the tests on each until
-# one fails. turn: one of 18 shares, the next one with each commit. Prints TAP. A mutant that survives is a
+# one fails. turn: one of 24 shares, the next one with each commit. Prints TAP. A mutant that survives is a
 # failure, unless tests/robust/mutants.txt says why it may. So is a mutant of that list that a test kills.
 # cuda: of kahan_opt_cuda.cuh (tests/gpu/cuda_mutants.sh). JOBS: how many run at a time. `mutants.sh show N` prints
 # mutant N, and the program that kills it.
@@ -98,7 +98,7 @@ all) k=1 n=1 ;;
 share) k=${2%/*} n=${2#*/} ;;
 turn)
     . tests/tap.sh
-    n=18
+    n=24
     k=$((commit % n + 1))
     [ -z "${KOPT_ALL:-}" ] || k=1 n=1
     ;;
