@@ -1,23 +1,32 @@
-"""GPT-2 of 124 million parameters from llm.c's token files: the steps of this library beside mixed precision. For one
-GPU and an hour.
+"""GPT-2's architecture on a GPU: the steps of this library beside mixed precision.
 
     ./build.sh python cuda
-    PYTHONPATH=build/python python3 bench/gpt2.py TRAIN.bin VALIDATION.bin [ARM...]    arms: see below; all by default
-    PYTHONPATH=build/python python3 bench/gpt2.py bytes [ARM...]    150 steps on 6 MB of bytes: half a minute for each
-    PYTHONPATH=build/python python3 bench/gpt2.py toy [ARM...]      a toy on the CPU, in seconds
+    PYTHONPATH=build/python python3 bench/gpt2.py bytes [ARM...]    12 minutes: each arm with three seeds learns 6 MB of
+                                                                    bytes in 1,000 steps, then is fine-tuned
+    PYTHONPATH=build/python python3 bench/gpt2.py TRAIN.bin VALIDATION.bin [ARM...]    an hour: 124 million parameters
+                                                                    and llm.c's token files, one seed
+    PYTHONPATH=build/python python3 bench/gpt2.py toy [ARM...]      a toy of the first on the CPU, in seconds
 
-The files are those of llm.c's dev/data: 256 words of 32 bits (20240520, 1, number of tokens, zeros), then tokens of 16
-bits. Architecture, initial weights, betas, decay and clipping are llm.c's for this model; the batch is smaller, so that
-an hour has enough steps, and is one micro-batch, so that no gradients are summed in 16 bits. All arms begin at the same
-bf16 numbers and see the same batches. Prints the losses, a table, and the hash of the losses. The bytes
-are those of bench/scale.py, Python's standard library; each tenth block of 4096 is held out. The arm flashoptim needs
-the package of this name. All that could be tuned was fixed before the first run:"""
+arms: mixed, kahan, feedback, stochastic, compact8, nearest; flashoptim, which needs the package of this name. Without a
+word, all that are there. Initial weights, betas, decay and clipping are llm.c's for this model; a step is one small
+batch, so that no gradients are summed in 16 bits. All arms begin at the same bf16 numbers and see the same batches.
+
+The bytes are those of bench/scale.py, Python's standard library; each tenth block of 4096 is held out. Fine-tuning
+begins at the bf16 weights of the mixed run and has Python's manual, at a constant rate of 1e-6: its column is how far
+the held-out loss has fallen. Losses are of the 16 bits that a forward pass reads. Intervals are of 95 %, of differences
+with the same seed (Student's t). `step` is the optimizer's share of an iteration, without clipping.
+
+The token files are those of llm.c's dev/data: 256 words of 32 bits (20240520, 1, number of tokens, zeros), then tokens
+of 16 bits. Prints the losses, a table, and the hash of the losses. What could be tuned was fixed before the runs:"""
 LAYERS, WIDTH, HEADS, LENGTH, TOKENS = 12, 768, 12, 1024, 50257
 STEPS, BATCH, EVERY, VALIDATION = 3000, 32, 250, 20  # EVERY so many steps: the loss of VALIDATION batches
 HYPER = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-WARM_UP, CLIP, SEED = 256, 1.0, 1
+WARM_UP, CLIP, SEEDS = 256, 1.0, (1,)
+TUNING, TUNED = 1e-6, 0  # the rate and the steps of the fine-tuning
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of so many seeds, 95 %, two-sided
 
 import hashlib
+import importlib.util
 import math
 import os
 import struct
@@ -33,9 +42,11 @@ import torch_transformer  # noqa: E402
 from kahan_opt import KahanAdamW, param_groups_weight_decay  # noqa: E402
 
 MIXED, NEAREST, FLASH = "mixed", "nearest", "flashoptim"
-ARMS = {MIXED: None, "kahan": {"rounding": "kahan"}, "stochastic": {"rounding": "stochastic"},
-        "compact8": {"rounding": "compact", "moment_format": "q8"},
+ARMS = {MIXED: None, "kahan": {"rounding": "kahan"}, "feedback": {"rounding": "feedback"},
+        "stochastic": {"rounding": "stochastic"}, "compact8": {"rounding": "compact", "moment_format": "q8"},
         NEAREST: {"rounding": "nearest", "moment_rounding": "nearest"}}
+if importlib.util.find_spec("flashoptim"):
+    ARMS[FLASH] = None
 
 
 def tokens_of(path):
@@ -46,9 +57,9 @@ def tokens_of(path):
     return torch.from_file(path, False, 512 + count, dtype=torch.int16)[512:]  # mapped; 50256 is negative
 
 
-def batch(tokens, number, device):
+def batch(tokens, seed, number, device):
     """Batch `number` of a random order of places that is the same for all arms."""
-    generator = torch.Generator().manual_seed(SEED * 1000003 + number)
+    generator = torch.Generator().manual_seed(seed * 1000003 + number)
     at = torch.randint(len(tokens) - LENGTH, (BATCH, 1), generator=generator)
     rows = (tokens[at + torch.arange(LENGTH + 1)].long() & 0xFFFF).to(device)
     return rows[:, :-1], rows[:, 1:]
@@ -91,43 +102,73 @@ def optimizer_of(arm, groups):
     return KahanAdamW(groups, **HYPER, **ARMS[arm])
 
 
-def train(arm, training, validation, device):
-    torch.manual_seed(SEED)
-    model = Model().to(torch.bfloat16).to(device)
-    if arm == MIXED:
-        model.float()
-    groups = param_groups_weight_decay(model, HYPER["weight_decay"])
-    optimizer = optimizer_of(arm, groups)
-    losses, begin, trained = [], time.time(), 0.0  # trained: seconds of the steps from number EVERY on
-    for step in range(STEPS + 1):
-        autocast = torch.autocast(device, torch.bfloat16, enabled=arm == MIXED)
-        if step % EVERY == 0 or step == STEPS:
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if step > EVERY:
-                trained += time.time() - resumed
-            with torch.no_grad(), autocast:
-                held_out = [loss_of(model, *batch(validation, -1 - i, device)).item() for i in range(VALIDATION)]
-            losses.append(sum(held_out) / VALIDATION)
-            spent = time.time() - begin
-            print("%-10s step %5d of %d: loss %.4f, %4.0f s%s" % (arm, step, STEPS, losses[-1], spent, "" if not step
-                  else ", %.0f more" % (spent * (STEPS - step) / step)), flush=True)
-            resumed = time.time()
-        if step == STEPS:
-            break
-        falling = 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / (STEPS - WARM_UP)))
-        for group in optimizer.param_groups:
-            group["lr"] = HYPER["lr"] * min((step + 1) / WARM_UP, falling if step > WARM_UP else 1)
-        optimizer.zero_grad()
-        with autocast:
-            loss = loss_of(model, *batch(training, step, device))
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-    memory = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    return losses, (STEPS - EVERY) * BATCH * LENGTH / trained, memory
+def mark(device):
+    """A point of time in the work of the device."""
+    if device == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(a, b):
+    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1000
+
+
+def rate(step):
+    falling = 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / (STEPS - WARM_UP)))
+    return HYPER["lr"] * min((step + 1) / WARM_UP, falling if step > WARM_UP else 1)
+
+
+class Run:
+    """losses: held out, after each EVERY steps. weights: at the end, in bf16. speed: tokens a second, from step EVERY
+    on. share: of the optimizer in that time. memory: GB at most."""
+
+    def __init__(self, arm, seed, texts, device, start=None):
+        """start: the weights that are fine-tuned."""
+        torch.manual_seed(seed)
+        (training, held_out), steps = texts, TUNED if start else STEPS
+        model = Model().to(torch.bfloat16).to(device)
+        if start:
+            model.load_state_dict(start)
+        if arm == MIXED:
+            model.float()
+        optimizer = optimizer_of(arm, param_groups_weight_decay(model, HYPER["weight_decay"]))
+        self.losses, begin, trained, marks = [], time.time(), 0.0, []
+        for step in range(steps + 1):
+            autocast = torch.autocast(device, torch.bfloat16, enabled=arm == MIXED)
+            if step % EVERY == 0 or step == steps:
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                if step > EVERY:
+                    trained += time.time() - resumed
+                with torch.no_grad(), autocast:
+                    losses = [loss_of(model, *batch(held_out, 1, -1 - i, device)).item() for i in range(VALIDATION)]
+                self.losses.append(sum(losses) / VALIDATION)
+                spent = time.time() - begin
+                print("%s%-10s seed %d, step %5d of %d: loss %.4f, %4.0f s%s" % (
+                    "fine-tuned " if start else "", arm, seed, step, steps, self.losses[-1], spent,
+                    ", %.0f more" % (spent * (steps - step) / step) if step else ""), flush=True)
+                resumed = time.time()
+            if step == steps:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = TUNING if start else rate(step)
+            optimizer.zero_grad()
+            with autocast:
+                loss = loss_of(model, *batch(training, seed, step, device))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            before = mark(device)
+            optimizer.step()
+            if step >= EVERY:
+                marks.append((before, mark(device)))
+        self.weights = {name: x.to(torch.bfloat16) for name, x in model.state_dict().items()}
+        self.speed = (steps - EVERY) * BATCH * LENGTH / trained if trained else math.nan
+        self.share = sum(between(*pair) for pair in marks) / trained if trained else math.nan
+        self.memory = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
 
 
 def token_file(path, text):
@@ -137,44 +178,71 @@ def token_file(path, text):
     return path
 
 
+def texts_of(name, parts):
+    return [tokens_of(token_file("build/%s_%d.bin" % (name, i), part)) for i, part in enumerate(parts)]
+
+
 def toy():
-    """A small model, and a token file of the bytes of this library."""
-    global LAYERS, WIDTH, HEADS, LENGTH, TOKENS, STEPS, BATCH, EVERY, VALIDATION, WARM_UP
-    LAYERS, WIDTH, HEADS, LENGTH, TOKENS, STEPS, BATCH, EVERY, VALIDATION, WARM_UP = 2, 32, 2, 32, 256, 40, 8, 20, 4, 8
-    with open("kahan_opt.h", "rb") as file:
-        path = token_file("build/gpt2.bin", file.read())
-    return path, path
+    """A small model, and this library's own text."""
+    global LAYERS, WIDTH, HEADS, LENGTH, TOKENS, STEPS, BATCH, EVERY, VALIDATION, WARM_UP, SEEDS, TUNED
+    LAYERS, WIDTH, HEADS, LENGTH, TOKENS, STEPS, BATCH, EVERY, VALIDATION, WARM_UP = 2, 32, 2, 32, 256, 40, 4, 20, 4, 8
+    SEEDS, TUNED = (1, 2), 10
+    texts = []
+    for name in ("kahan_opt.h", "kahan_opt_cuda.cuh"):
+        with open(name, "rb") as file:
+            texts.append(texts_of("gpt2_" + name, [file.read()] * 2))
+    return texts
 
 
 def bytes_of_python():
-    global STEPS, EVERY, WARM_UP
-    STEPS, EVERY, WARM_UP = 150, 50, 15
+    global TOKENS, LENGTH, STEPS, BATCH, WARM_UP, SEEDS, TUNED
+    TOKENS, LENGTH, STEPS, BATCH, WARM_UP, SEEDS, TUNED = 256, 256, 1000, 16, 100, (1, 2, 3), 200
     sys.path.append("bench")
     import scale
-    parts = scale.blocks(scale.TRAIN)
-    print("text: %s" % hashlib.sha256(scale.text(scale.TRAIN)).hexdigest()[:16])
-    return [token_file("build/gpt2_%d.bin" % i, bytes(part.flatten().tolist())) for i, part in enumerate(parts)]
+    return [texts_of("gpt2_" + phase, [bytes(part.flatten().tolist()) for part in scale.blocks(phase)])
+            for phase in (scale.TRAIN, scale.TUNE)]
+
+
+def beside(value, reference):
+    """The mean, and with a reference that of the differences with its interval: of values by seed."""
+    mean = lambda x: sum(x) / len(x)
+    said = "%.4f" % mean(value)
+    if reference is None or reference is value:
+        return said + " | "
+    apart = [x - y for x, y in zip(value, reference)]
+    said += " | %+.4f" % mean(apart)
+    if len(apart) in STUDENT:
+        deviation = (sum((x - mean(apart)) ** 2 for x in apart) / (len(apart) - 1)) ** 0.5
+        said += " ± %.4f" % (STUDENT[len(apart)] * deviation / len(apart) ** 0.5)
+    return said
 
 
 def main(words):
     if words[:1] == ["toy"]:
-        files, words, device = toy(), words[1:], "cpu"
+        texts, words, device = toy(), words[1:], "cpu"
     elif words[:1] == ["bytes"] and torch.cuda.is_available():
-        files, words, device = bytes_of_python(), words[1:], "cuda"
+        texts, words, device = bytes_of_python(), words[1:], "cuda"
     elif len(words) >= 2 and torch.cuda.is_available():
-        files, words, device = words[:2], words[2:], "cuda"
+        texts, words, device = [list(map(tokens_of, words[:2]))], words[2:], "cuda"
     else:
         sys.exit(__doc__.split("\n\n")[1] + ("" if torch.cuda.is_available() else "\n\ngpt2: PyTorch finds no GPU"))
-    if not set(words) <= {*ARMS, FLASH}:
-        sys.exit("gpt2: the arms are " + ", ".join([*ARMS, FLASH]))
-    training, validation = map(tokens_of, files)
-    rows = {arm: train(arm, training, validation, device) for arm in words or ARMS}
-    reference = rows.get(MIXED, ([math.nan],))[0][-1]
-    print("\n| arm | loss | minus mixed precision | tokens a second | GB at most |\n|---|---|---|---|---|")
-    for arm, (losses, speed, memory) in rows.items():
-        minus = "" if math.isnan(reference) else "%+.4f" % (losses[-1] - reference)
-        print("| %s | %.4f | %s | %.0f | %.1f |" % (arm, losses[-1], minus, speed, memory))
-    print("\nlosses: %s" % hashlib.sha256(repr([rows[arm][0] for arm in rows]).encode()).hexdigest()[:16])
+    if not set(words) <= set(ARMS):
+        sys.exit("gpt2: the arms are " + ", ".join(ARMS))
+    arms = [arm for arm in ARMS if arm in words or not words and (arm != FLASH or device == "cuda")]
+    runs = {arm: [Run(arm, seed, texts[0], device) for seed in SEEDS] for arm in arms}
+    tuned = {arm: [Run(arm, seed, texts[1], device, mixed.weights) for seed, mixed in zip(SEEDS, runs[MIXED])]
+             for arm in arms if TUNED and MIXED in runs}
+    print("\n| arm | loss | minus mixed | fine-tuning | minus mixed | tokens a second | step | GB at most |\n" +
+          "|---" * 8 + "|")
+    losses = {arm: [run.losses[-1] for run in of] for arm, of in runs.items()}
+    fell = {arm: [run.losses[0] - run.losses[-1] for run in of] for arm, of in tuned.items()}
+    for arm, of in runs.items():
+        print("| %s | %s | %s | %.0f | %.1f %% | %.1f |" % (
+            arm, beside(losses[arm], losses.get(MIXED)), beside(fell[arm], fell[MIXED]) if fell else " | ",
+            sum(run.speed for run in of) / len(of), 100 * sum(run.share for run in of) / len(of),
+            max(run.memory for run in of)))
+    print("\nlosses: %s" % hashlib.sha256(repr([[run.losses for run in of] for of in [*runs.values(), *tuned.values()]]
+                                               ).encode()).hexdigest()[:16])
 
 
 if __name__ == "__main__":

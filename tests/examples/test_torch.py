@@ -2697,17 +2697,25 @@ def finetuned():
 
 @test
 def rehearsed():
-    """bench/gpt2.py, which wants a GPU and an hour: its toy learns, only nearest lags, a file that is cut is refused"""
+    """bench/gpt2.py, which wants a GPU: its toy learns and is fine-tuned, nearest lags, a file that is cut is refused"""
     paths = os.pathsep.join([sys.argv[1]] + os.environ.get("PYTHONPATH", "").split(os.pathsep))
     run = lambda code: subprocess.run([sys.executable, "-c", "import sys; sys.path[0] = 'bench'; import gpt2; " + code],
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                       env=dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"))
     said = run("gpt2.main(['toy'])").stdout
-    loss = {arm: float(x) for arm, x in re.findall(r"(?m)^\| (\w+) \| ([\d.]+) ", said)}
-    assert len(loss) == 5 and loss["mixed"] < 5 and loss.pop("nearest") > loss["mixed"] + 0.005, said
-    assert max(loss.values()) - min(loss.values()) < 0.003, said
+    rows = [row.split(" | ") for row in re.findall(r"(?m)^\| (\w+ \| \d.*) \|$", said)]
+    loss, tuned = ({row[0]: float(row[i]) for row in rows} for i in (1, 3))
+    assert len(loss) == 6 and loss["mixed"] < 5 and loss.pop("nearest") > loss["mixed"] + 0.005, said
+    assert loss.pop("feedback") < loss["mixed"] + 0.02 and max(loss.values()) - min(loss.values()) < 0.003, said
+    assert tuned.pop("nearest") < 1e-4 < 2e-4 <= min(tuned[arm] for arm in tuned if arm != "mixed"), said
+    # each step's losses of both seeds make the cells, by the t of one degree of freedom: 12.706
+    last = {arm: [float(x) for x in re.findall(r"(?m)^%s +seed \d, step +40 of 40: loss ([\d.]+)" % arm, said)]
+            for arm in ("mixed", "kahan")}
+    apart = [x - y for x, y in zip(last["kahan"], last["mixed"])]
+    mean, half = map(float, dict((row[0], row[2]) for row in rows)["kahan"].split(" ± "))
+    assert abs(mean - sum(apart) / 2) < 2e-4 and abs(half - 12.706 * abs(apart[0] - apart[1]) / 2) < 2e-3, said
     with tempfile.NamedTemporaryFile() as file:
-        with open("build/gpt2.bin", "rb") as whole:
+        with open("build/gpt2_kahan_opt.h_0.bin", "rb") as whole:
             file.write(whole.read()[:-1])
         file.flush()
         refused = run("gpt2.tokens_of(%r)" % file.name)
