@@ -2697,7 +2697,7 @@ def finetuned():
 
 @test
 def rehearsed():
-    """bench/gpt2.py, which wants a GPU: its toy learns and is fine-tuned, nearest lags, a file that is cut is refused"""
+    """bench/gpt2.py, which wants a GPU: its toy learns and is fine-tuned, nearest lags, a cut file is refused"""
     paths = os.pathsep.join([sys.argv[1]] + os.environ.get("PYTHONPATH", "").split(os.pathsep))
     run = lambda code: subprocess.run([sys.executable, "-c", "import sys; sys.path[0] = 'bench'; import gpt2; " + code],
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -328,10 +328,11 @@ PASSES = (("gcc", ("gcc",)), ("gcc", ("gcc", "-DKAHAN_OPT_VMATH")), ("gcc", ("gc
 def check_passes(tree):
     """no macro that a pass over an instruction set defines is left for the next pass"""
     wrong, passes = [], 0
-    os.makedirs(SCRATCH, exist_ok=True)
-    with open(os.path.join(SCRATCH, HEADER), "w", encoding="utf-8") as f:
+    folder = os.path.join(SCRATCH, "passes")  # of its own: the header of a check of the checks stays there
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, HEADER), "w", encoding="utf-8") as f:
         f.write(tree.read(HEADER))
-    source = os.path.join(SCRATCH, "passes.c")
+    source = os.path.join(folder, "passes.c")
     with open(source, "w", encoding="utf-8") as f:
         f.write('#define KAHAN_OPT_IMPLEMENTATION\n#include "%s"\n' % HEADER)
     for program, command in PASSES:
