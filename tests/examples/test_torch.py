@@ -638,6 +638,13 @@ def wrong_later():
         refused(ValueError, "Invalid learning rate: -0.001 (group 0)", optimizer.step)
     for option in ("lr", "eps", "weight_decay"):
         refused(TypeError, option + " must be a number, not '0.1'", KahanAdamW, params, **{option: "0.1"})
+    optimizer = KahanAdamW(params)  # betas that a program edits, with one too few and one too many
+    steps(optimizer, params, 1)
+    for betas in ((0.9,), (0.9, 0.99, 0.999)):
+        optimizer.param_groups[0]["betas"] = betas
+        refused(ValueError, "Invalid betas: %s: adamw has another number of them (group 0)" % (betas,), optimizer.step)
+    for p in params:
+        assert optimizer.state[p]["step"] == 1
 
 
 @test
@@ -649,7 +656,8 @@ def other_state():
     place = "the state of parameter 1 (group 1, place 0, shape (4, 2), torch.bfloat16) is refused: "
     for option, value, words in (
             ("rounding", "exact", "residual is torch.bfloat16, but torch.int16 is needed"),
-            ("rounding", "stochastic", "it has exp_avg, exp_avg_sq, residual, step, but should have step, exp_avg"),
+            ("rounding", "stochastic", "it has exp_avg, exp_avg_sq, residual, step, but should have step, exp_avg, "
+             "exp_avg_sq (rounding='stochastic': another one needs a new optimizer"),
             ("amsgrad", True, "but should have step, residual, exp_avg, exp_avg_sq, max_exp_avg_sq")):
         old, optimizer.param_groups[1][option] = optimizer.param_groups[1][option], value
         refused(ValueError, place + ("" if option == "amsgrad" else words), optimizer.step)

@@ -115,6 +115,11 @@ def translated(options):
     return options
 
 
+def betas_of(rule):
+    """Their names in the header."""
+    return ("beta1", "beta2", "beta3")[:3 if rule == "adan" else 2]
+
+
 def defaults_of(rule, options):
     """All options of a rule with their values: those of its constructor, where `options` does not have them."""
     if rule not in RULES:
@@ -129,7 +134,7 @@ def defaults_of(rule, options):
             names = [word for word in WORDS[name] if code_of(name, word) == getattr(opt, name)]
             values[name] = names[0]
         elif name == "betas":
-            values[name] = (opt.beta1, opt.beta2, opt.beta3)[:3 if rule == "adan" else 2]
+            values[name] = tuple(getattr(opt, beta) for beta in betas_of(rule))
         else:
             values[name] = bool(getattr(opt, name)) if name in FLAGS else getattr(opt, name)
     for name, value in translated(options).items():
@@ -171,7 +176,7 @@ def validate(group, number):
         if not least <= as_float(name, group.get(name, least)) <= 3e38:
             raise ValueError("Invalid %s: %s%s" % (what, group[name], where))
     betas = group.get("betas", ())
-    if not isinstance(betas, (tuple, list)) or "betas" in group and len(betas) != 2 + (group["rule"] == "adan"):
+    if not isinstance(betas, (tuple, list)) or "betas" in group and len(betas) != len(betas_of(group["rule"])):
         raise ValueError("Invalid betas: %s: %s has another number of them%s" % (betas, group["rule"], where))
     for i, beta in enumerate(betas):
         if not 0.0 <= as_float("betas[%d]" % i, beta) < 1.0:
@@ -216,8 +221,10 @@ def make(group, dtype, formats=None):
     for name in COMMON + own:
         value = group[name]
         if name == "betas":
-            for i, beta in enumerate(value):
-                setattr(opt, "beta%d" % (i + 1), beta)
+            if len(value) != len(betas_of(group["rule"])):
+                raise ValueError("Invalid betas: %s" % (value,))  # which validate() says in words
+            for beta, number in zip(betas_of(group["rule"]), value):
+                setattr(opt, beta, number)
         elif name != "moment_format" and (value is not None or name != "max_lr"):
             setattr(opt, name, code_of(name, value) if name in WORDS else value)
     return opt
