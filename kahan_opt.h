@@ -137,7 +137,8 @@
       clang -O0, functions use up to 48 KB.
    7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
       kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
-      struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.
+      struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused. Inline steps
+      check nothing.
    8. State is bytes. kopt_save() writes a list of tensors, weights included, as one checkpoint: portable
       (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
@@ -713,9 +714,10 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
    faster than a loop over the functions above, for thousands of weights 7 to 12 times (docs/benchmarks.md), and it runs
    in any floating-point environment. The bits are those of such a loop with random16 = kopt_random(key, 0, i), and
    those of a step of kopt_sgd(1, 0) with the gradient -delta and with the seed, step and id of key. So change key
-   before each call, for example by key.step++. delta must overlap neither w nor c. Errors, with nothing written:
-   KOPT_ERROR_OPTION for another format, KOPT_ERROR_BOUNDS if key.first_index is not below 2^63 or n is above SIZE_MAX /
-   32 - 8, KOPT_ERROR_NULL (any pointer may be NULL if n is 0), KOPT_ERROR_OVERLAP. */
+   before each call, for example by key.step++: with the same key, small updates are lost as with KOPT_NEAREST. delta
+   must overlap neither w nor c. Errors, with nothing written: KOPT_ERROR_OPTION for another format, KOPT_ERROR_BOUNDS
+   if key.first_index is not below 2^63 or n is above SIZE_MAX / 32 - 8, KOPT_ERROR_NULL (any pointer may be NULL if n
+   is 0), KOPT_ERROR_OVERLAP. */
 KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
                                       kopt_random_key key);
 
@@ -828,10 +830,10 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
 /* ---- OPTIMIZER -------------------------------------------------------------------------------------------------- */
 
 /* Conventions of this section and all that follow. n counts elements, never bytes. An array may have any alignment. A
-   function that returns an error has changed nothing. The comments name the errors of each function, except four that
-   any may return: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an enum value does not exist or does
-   not apply), KOPT_ERROR_BOUNDS (n is above SIZE_MAX / 32 - 8) and KOPT_ERROR_OVERLAP (two buffers overlap that must
-   not). A double that must be finite is at most 3e38 in magnitude. */
+   function that returns an error has changed nothing, unless its comment says so. The comments name the errors of each
+   function, except four that any may return: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an enum
+   value does not exist or does not apply), KOPT_ERROR_BOUNDS (n is above SIZE_MAX / 32 - 8) and KOPT_ERROR_OVERLAP (two
+   buffers overlap that must not). A double that must be finite is at most 3e38 in magnitude. */
 
 /* An optimizer: its options and its step count. It owns no memory, so it may be copied. Make it with one of the
    constructors below, then set any field. Constructors check nothing; the functions that take the optimizer do. They
@@ -1042,8 +1044,8 @@ KOPT_INLINE_ kopt_tensor kopt_tensor_of(void *weight, kopt_format weight_format,
 }
 
 /* The same for typed pointers and a constant format: KOPT_TENSOR(KOPT_BF16, weight, grad, n, state, sizeof state).
-   Gradients of 4 bytes are KOPT_F32, others have the format of the weights. Elements of another size do not compile (in
-   C, if the format is a constant); for pointers to void, and for bf16 gradients of fp32 or fp16 weights, there is
+   Gradients of 4 bytes are KOPT_F32, others have the format of the weights. Elements of another size do not compile.
+   For pointers to void, a format that is a variable, and bf16 gradients of fp32 or fp16 weights, there is
    kopt_tensor_of(). */
 #define KOPT_TENSOR(format, weight, grad, n, state, state_size)                                         \
     kopt_tensor_of(weight, format, grad, sizeof *(grad) == 4 ? KOPT_F32 : (format), n, state,               \
@@ -1181,7 +1183,8 @@ typedef struct kopt_step {
 } kopt_step;
 
 /* Begins a step: counts it in opt->step and computes its scalars. Errors: those of the fields of kopt_optimizer;
-   KOPT_ERROR_RANGE also if a scalar overflows a float; KOPT_ERROR_STEP after 2^32 - 1 steps. */
+   KOPT_ERROR_RANGE also if a scalar overflows a float; KOPT_ERROR_STEP after 2^32 - 1 steps. After an error *step is
+   what it was: the last step, which could be taken twice. */
 KOPT_API_ KOPT_RESULT_ kopt_step_begin(kopt_step *step, kopt_optimizer *opt);
 
 /* Steps all elements of a list of tensors; of one tensor, (step, &t, 1). All are checked before the first element is
@@ -1202,10 +1205,10 @@ KOPT_API_ size_t kopt_list_length(const kopt_tensor *tensors, size_t count);
    or in the time that each frame of a game has left (docs/examples/lockstep.c). For the norm: kopt_norm_add_range().
 
        size_t i, n, length = kopt_list_length(tensors, count);
-       kopt_step_begin(&step, &opt);
+       if (kopt_step_begin(&step, &opt)) return 1;
        for (i = 0; i < length; i += n) {
            n = length - i < budget ? length - i : budget;
-           kopt_step_range(&step, tensors, count, i, i + n);
+           if (kopt_step_range(&step, tensors, count, i, i + n)) return 1;
        }
 
    Of k threads, thread i takes [length * i / k, length * (i + 1) / k). begin and end are rounded down to the start of a
@@ -1321,7 +1324,7 @@ KOPT_API_ KOPT_RESULT_ kopt_inspect_tensor(const void *in, size_t in_size, uint6
 
 /* An exact sum of squares: a long integer that is never rounded. It does not depend on the order, the slicing, the
    threads, the ranks (processes of MPI or NCCL) or the machine. The same pass counts the values that are not finite.
-   Begin with zeros: `kopt_norm norm = {0};`. Give each thread a kopt_norm of its own, and merge them with
+   Begin with zeros: `kopt_norm norm = {0};` (C++: `{}`). Give each thread a kopt_norm of its own, and merge them with
    kopt_norm_merge(). Over ranks, sum the 21 words as uint64_t (MPI_SUM, ncclSum). Up to 2^32 kopt_norm may be summed
    in this way before one of the functions below reads the sum. */
 typedef struct kopt_norm {
@@ -1442,12 +1445,13 @@ typedef struct kopt_closure {
 
 /* One step with a loss scale: checks all arguments, calls evaluate, computes the norm of the gradients, calls reduce,
    then steps or skips and updates the scale like kopt_scaler_begin(). A skipped step changes only the scaler: no
-   weight, state or step count, and no gradient, even if opt.zero_grad is set. *skipped, which may be NULL, is set as
-   in kopt_scaler_begin(). closure may be NULL if the gradients are complete and there is only one rank. The functions
-   of the closure may leave by longjmp or an exception; *opt and *scaler are then unchanged. They must not change the
-   arguments of the call, which are checked before: gradients alone. Errors: those of kopt_optimizer_step() and
-   kopt_scaler_begin(), all returned before evaluate is called. With evaluate, which makes the gradients with the scale
-   of this call, several optimizers may take turns (no KOPT_ERROR_MISMATCH). */
+   weight, state or step count, and no gradient, even if opt.zero_grad is set. *skipped, which may be NULL, is set as in
+   kopt_scaler_begin(). closure may be NULL if the gradients are complete and there is only one rank. The functions of
+   the closure may leave by longjmp, or by an exception if the implementation is compiled with -fexceptions (which
+   x86-64 does not need); *opt and *scaler are then unchanged. They must not change the arguments of the call, which are
+   checked before: gradients alone. Errors: those of kopt_optimizer_step() and kopt_scaler_begin(), all returned before
+   evaluate is called. With evaluate, which makes the gradients with the scale of this call, several optimizers may take
+   turns (no KOPT_ERROR_MISMATCH). */
 KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                         size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
@@ -7178,28 +7182,31 @@ KOPT_API_ size_t kopt_format_size(kopt_format format, size_t n) {
 KOPT_API_ const char *kopt_result_string(kopt_result result) {
     static const char *const sentences[] = {
         "success",
-        "a required pointer is NULL",
-        "an option has a value that does not exist, does not apply or is not in this build: kopt_explain() names a "
-        "field of the optimizer or of a tensor",
+        "a required pointer is NULL, or a GPU plan was not uploaded",
+        "an option has a value that does not exist, does not apply or is not in this build (kopt_explain() names a "
+        "field of the optimizer or of a tensor), or a reserved field is not 0: begin with the constructor",
         "a number is out of range or NaN: kopt_explain() names a hyper-parameter, a field of a tensor or a product",
-        "the range of elements is not inside the tensor, or the tensor is too large",
+        "the range of elements is not inside the tensor, the tensor, an id or an index is too large, a slice cuts a "
+        "block of 8-bit or 1-bit codes, a GPU plan has no such group, or a text of PTX does not end in NUL",
         "a state block (kopt_state_size() says its bytes) or a buffer is too small, or a checkpoint was cut off",
         "neither a checkpoint nor a state block: not made by kopt_state_init(), of another version (8-bit moments of "
         "0.9 and before cannot be read), or contradicting itself",
         "the state block, checkpoint or GPU plan belongs to another optimizer, tensor or shard (kopt_inspect() and "
-        "kopt_inspect_tensor() show which), or the loss scale to other optimizers (kopt_scaler_begin() takes several)",
+        "kopt_inspect_tensor() show which), or the loss scale to other optimizers (kopt_scaler_begin() takes several) "
+        "or, after kopt_load(), to later steps (begin a new one)",
         "the state block or checkpoint is damaged: its checksum is wrong",
         "two of the buffers overlap",
         "the step was not begun, or the loss scaler skipped it; all 2^32 - 1 steps are used up; StableAdamW has not "
-        "measured the tensor; or there are residuals already, which kopt_state_dither() would erase",
+        "measured the tensor, or kopt_cuda_plan_measure() the gradients; or kopt_state_dither() comes too late",
         "this instruction set, or a GPU, is not in this build or not on this machine",
         "a CUDA call failed: cudaPeekAtLastError() says why",
-        "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one",
+        "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one; or this "
+        "build lacks the constructor, without KAHAN_OPT_VMATH",
         "the ids of a list of tensors do not increase: call kopt_list_set_ids() before kopt_state_init()",
         "the stream is being captured: call this function before the capture, or the graph would repeat it",
         "reading or writing a checkpoint failed: the file may be too short, or the disk full",
         "the header that made the optimizer and the implementation that was linked are of different versions, or were "
-        "compiled with other sizes of structs or enums"};
+        "compiled with other sizes of structs or enums; or a plug-in found the copy of another part of the program"};
     return (unsigned)result <= (unsigned)KOPT_ERROR_VERSION ? sentences[result] : "unknown result";
 }
 
@@ -8204,8 +8211,8 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
     }
     if (uninitialized != NULL) return uninitialized;
     return opt == NULL && count == 0 ? "the optimizer is NULL"
-                                     : "all fields of the optimizer and the tensors are valid, if grad is: look at it "
-                                       "and at the other arguments";
+                                     : "all fields of the optimizer and the tensors are valid, if grad is: look at it, "
+                                       "at the other arguments, and for a checkpoint at kopt_inspect()";
 }
 
 /* ---- StableAdamW ---- */
@@ -9066,9 +9073,9 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
 
 KOPT_API_ kopt_result kopt_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
                                            double scale) {
-    kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
-    if (result == KOPT_OK)
-        result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
+    const size_t n = a == NULL || a->made_ != KOPT_MADE_ ? 0 : a->n;
+    kopt_result result = kopt_check_array_(grad, grad_format, n);
+    if (result == KOPT_OK) result = kopt_check_accumulator_(a, grad, n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;

@@ -27,7 +27,8 @@ static void describe(const kopt_optimizer *o, int rounds) {
     static const char *const rules[] = {"SGD", "Adam", "Lion", "Adan", "RAdam", "Ranger", "EMA", "Adam-atan2"};
     static const char *const roundings[] = {"nearest", "stochastic", "Kahan", "compact", "exact", "feedback"};
     static const char *const decays[] = {"L2", "decoupled", "fully decoupled"};
-    const char *const rule = (size_t)o->rule < sizeof rules / sizeof *rules ? rules[o->rule] : "unknown rule";
+    const char *const name = (size_t)o->rule < sizeof rules / sizeof *rules ? rules[o->rule] : "unknown rule";
+    const char *const rule = o->rule == KOPT_RULE_ADAM && o->decay_mode != KOPT_DECAY_L2 ? "AdamW" : name;
     const int moments = o->rule == KOPT_RULE_EMA || (o->rule == KOPT_RULE_SGD && o->momentum <= 0) ? 0 : 1;
     const int two = moments && o->rule != KOPT_RULE_SGD && o->rule != KOPT_RULE_LION;
     printf("  optimizer  %s%s%s%s, step %lu, seed %llu\n", o->stable ? "Stable" : "", rule,
@@ -162,8 +163,9 @@ static int inspect(bytes p, uint64_t *size) {
         result = result == KOPT_ERROR_BOUNDS && found == tensors ? load(&opt, t, found, p, (size_t)need, &finite)
                                                                  : KOPT_ERROR_CHECKSUM;
         if (result == KOPT_OK) {
-            printf("  whole: %llu tensors, %llu weights, %llu bytes, the right checksum; ", (unsigned long long)tensors,
-                   (unsigned long long)weights, (unsigned long long)need);
+            printf("  whole: %llu tensor%s, %llu weights, %llu bytes, the right checksum; ",
+                   (unsigned long long)tensors, tensors == 1 ? "" : "s", (unsigned long long)weights,
+                   (unsigned long long)need);
             puts(finite ? "all weights are finite" : "but WEIGHTS ARE INFINITE OR NaN");
         } else {
             printf("  DAMAGED: %s\n", kopt_result_string(result));

@@ -514,7 +514,7 @@ class Writer:
 
     def text(self, lines, seen):
         """Lines of a comment: paragraphs, lists (- and 1.), lists of names with their meaning at one column, and
-        tables, which stay as they are."""
+        tables and listings, which stay as they are."""
         out, i = [], 0
 
         def indent_of(line):
@@ -529,6 +529,11 @@ class Writer:
             if line.startswith("## "):
                 out += ["", "#" + line, ""]
                 i += 1
+                continue
+            end = next((k for k in range(i, len(lines)) if not lines[k].strip()), len(lines))
+            if base >= 4 and not (i and lines[i - 1].strip()) and any(x.endswith((";", "{")) for x in lines[i:end]):
+                out += ["", "```text"] + textwrap.dedent("\n".join(lines[i:end])).split("\n") + ["```"]
+                i = end
                 continue
             item = re.match(r"\s*(-|\d+\.)\s+", line)
             if item:

@@ -112,6 +112,8 @@ static void check_zero_structs(void) {
     refuses(kopt_compress(&c, copy.byte, sizeof copy.byte, grad.byte, KOPT_BF16), KOPT_ERROR_UNINITIALIZED,
             "a zeroed compressor");
     ok(a.count == 0 && a.step == 0 && c.step == 0, "... and nothing is counted");
+    memset(&a, 0xCC, sizeof a); /* what a debugger fills memory with */
+    refuses(kopt_accumulator_add(&a, grad.byte, KOPT_BF16, 1), KOPT_ERROR_UNINITIALIZED, "an accumulator of 0xCC");
 
     build(kopt_adamw(1e-2));
     kopt_state_init(&opt, &t, 1, initial());

@@ -199,9 +199,10 @@ def fitted(group, p, s):
     want, uncounted = {row[0] for row in table}, group["rule"] in ("sgd", "lion")  # by some of those who write states
     optional = {"momentum_buffer"} if group["rule"] == "sgd" else set()  # a momentum may be scheduled from 0, or to 0
     if want - have - {"residual"} - optional or have - want - optional or "step" not in s and not uncounted:
-        raise ValueError("it has %s, but should have step, %s (rounding=%r: another one needs a new optimizer, "
-                         "which loads the moments of torch_state_dict())" % (", ".join(sorted(have | {"step"} & s.keys())) or "nothing",
-                                             ", ".join(row[0] for row in table), group["rounding"]))
+        raise ValueError("it has %s, but should have step, %s (rounding=%r: another one needs a new optimizer, which "
+                         "loads the moments of torch_state_dict())" % (
+                             ", ".join(sorted(have | {"step"} & s.keys())) or "nothing",
+                             ", ".join(row[0] for row in table), group["rounding"]))
     result = dict(s, step=int(s.get("step", 1)))  # what is not counted has been stepped
     result.pop("rate", None)
     if pays_back(group, p):  # moments of another rounding owe nothing, whatever the rate is
