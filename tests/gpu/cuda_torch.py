@@ -275,6 +275,26 @@ def no_memory(gpu):
     return everything([optimizer])
 
 
+def failed_load(gpu):
+    """What the driver refuses says where to look."""
+    move = use(gpu)
+    if gpu:
+        try:
+            k.check(k.KOPT_ERROR_DEVICE)
+        except k.kopt_error as e:
+            assert "nvidia-smi" in str(e) and "cudaPeekAtLastError" not in str(e)
+        calls.no_gpu = "for the test"
+        with instead(calls, "gpu", None):
+            p = Parameter(move(torch.ones(5)))
+            p.grad = move(torch.ones(5))
+            try:
+                KahanOptimizer([p], "adamw").step()
+                assert False, "nothing was raised"
+            except RuntimeError as e:
+                assert "NVCC=nvcc pip install" in str(e) and "on the CPU" in str(e)
+    return True
+
+
 def captured(gpu):
     """A step in the capture of a graph is refused, and nothing is written."""
     move, refused = use(gpu), 0
@@ -331,7 +351,7 @@ def main():
         ("lion", {"maximize": True}), ("adamw", {"rounding": "feedback"}),
         ("radam", {"rounding": "feedback", "moment_format": "q8"}))]
     tests += [(test, test.__doc__.split(".")[0]) for test in (
-        with_scaler, with_tensors, refusals, no_memory, captured, another_stream)]
+        with_scaler, with_tensors, refusals, no_memory, failed_load, captured, another_stream)]
     count = failed = 0
     for test, words in tests:
         count += 1

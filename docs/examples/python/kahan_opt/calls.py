@@ -22,6 +22,7 @@ try:
 except ImportError as error:
     gpu, no_gpu = None, error
 
+WITH_KERNELS = "NVCC=nvcc pip install ./docs/examples/python installs it with them"
 ADDRESS = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "I"
 THREADED = 65536  # weights; with fewer, waking the threads takes longer than the step
 
@@ -404,7 +405,8 @@ class GpuCall(Call):
     def prepare(self, found_inf=None, max_norm=None):
         """Gives the plan what is new in this step. With a max_norm, which may be 0, it measures the gradients."""
         if gpu is None:
-            raise RuntimeError("this package has no kernels for a GPU: it was built without nvcc (%s)" % no_gpu)
+            raise RuntimeError("this package has no kernels for a GPU: it was built without nvcc (%s). %s, or keep the "
+                               "parameters on the CPU" % (no_gpu, WITH_KERNELS))
         with current(self.params[0].device):
             self.set(stream_of(self.params[0].device), found_inf, max_norm)
             self.report = Report(self.plan, self.entries)
