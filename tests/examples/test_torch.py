@@ -475,13 +475,16 @@ def which_gpu():
         yield
         inside.pop()
 
-    kept = {name: getattr(calls, name) for name in ("gpu", "current", "stream_of", "load_kernels", "to_host")}
+    kept = {name: getattr(calls, name) for name in ("gpu", "current", "stream_of", "load_kernels", "room_on_host",
+                                                 "used_here")}
     assert kept["current"](torch.device("cuda", 1)).idx == 1
     (p,) = params = parameters(shapes=((300,),))
     try:
         calls.CALLS["cpu"], calls.gpu, calls.current = calls.GpuCall, Library(), current
         calls.stream_of, calls.load_kernels = (lambda device: seen.append(list(inside)) or 0), lambda: None
-        calls.to_host = lambda x: seen.append(list(inside)) or (x.clone(), types.SimpleNamespace(query=lambda: True))
+        calls.used_here = lambda x: seen.append(list(inside))
+        calls.room_on_host = lambda x: seen.append(list(inside)) or (x.clone(), types.SimpleNamespace(
+            query=lambda: True, record=lambda: seen.append(list(inside))))
         steps(KahanAdamW(params), params, 3)
     finally:
         calls.CALLS["cpu"] = calls.Call

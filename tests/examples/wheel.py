@@ -54,7 +54,8 @@ def environment(folder):
 def used(python, folder):
     """What a user sees of an installed package."""
     status, said = run(python, "-m", "kahan_opt", cwd=folder)
-    report(status == 0 and "self-test: passed" in said and folder in said, "... and its self-test passes", said)
+    report(status == 0 and "self-test: passed" in said and folder in said and "GPU kernels: " in said,
+           "... and its self-test passes", said)
     status, said = run(python, "-c", "import kahan_opt, sys\nassert 'torch' not in sys.modules\n"
                        "assert 'KahanAdamW' in dir(kahan_opt)\nassert 'torch' not in sys.modules", cwd=folder)
     report(status == 0, "dir() has the optimizers, and importing the package does not import PyTorch", said)

@@ -55,6 +55,9 @@ class Arrival:
     def synchronize(self):
         pass
 
+    def record(self):
+        pass
+
 
 def use(gpu):
     """From now on tensors are on the GPU, or on the CPU. Returns what moves one there."""
@@ -240,16 +243,115 @@ def refusals(gpu):
     return everything([optimizer])
 
 
+@contextlib.contextmanager
+def instead(where, name, what):
+    kept = getattr(where, name)
+    setattr(where, name, what)
+    try:
+        yield kept
+    finally:
+        setattr(where, name, kept)
+
+
+def no_memory(gpu):
+    """A step for whose report there is no memory is not made; one whose report is not sent counts."""
+    def fail(*_):
+        raise MemoryError("for the test")
+
+    move, Arrival.there = use(gpu), False
+    p = Parameter(move(noise((700,), 0, torch.bfloat16)))
+    p.grad = move(noise((700,), 1, torch.bfloat16))
+    optimizer = KahanOptimizer([p], "adamw")
+    for t, (where, name) in enumerate(((calls, "room_on_host"), (torch.cuda.Event if GPU else Arrival, "record"))):
+        optimizer.step()
+        with instead(where, name, fail):
+            try:
+                optimizer.step()
+                assert not gpu, "nothing was raised"
+            except MemoryError:
+                pass
+        if gpu and t == 0:
+            optimizer.step()
+    return everything([optimizer])
+
+
+def failed_load(gpu):
+    """What the driver refuses says where to look."""
+    move = use(gpu)
+    if gpu:
+        try:
+            k.check(k.KOPT_ERROR_DEVICE)
+        except k.kopt_error as e:
+            assert "nvidia-smi" in str(e) and "cudaPeekAtLastError" not in str(e)
+        calls.no_gpu = "for the test"
+        with instead(calls, "gpu", None):
+            p = Parameter(move(torch.ones(5)))
+            p.grad = move(torch.ones(5))
+            try:
+                KahanOptimizer([p], "adamw").step()
+                assert False, "nothing was raised"
+            except RuntimeError as e:
+                assert "NVCC=nvcc pip install" in str(e) and "on the CPU" in str(e)
+    return True
+
+
+def captured(gpu):
+    """A step in the capture of a graph is refused, and nothing is written."""
+    move, refused = use(gpu), 0
+    p = Parameter(move(noise((700,), 0, torch.float32)))
+    p.grad = move(noise((700,), 1, torch.float32))
+    optimizer, scaler = KahanOptimizer([p], "adamw"), KahanScaler()
+    for _ in range(3):
+        optimizer.step()
+        before = everything([optimizer])
+        with instead(torch.cuda, "is_initialized", lambda: True), instead(
+                torch.cuda, "is_current_stream_capturing", lambda: True):
+            for step in (optimizer.step, lambda: scaler.step(optimizer), *[lambda: scaler.unscale_(optimizer)] * gpu):
+                try:
+                    step()
+                except RuntimeError as e:
+                    refused += "captured in a CUDA graph" in str(e)
+        assert refused == 2 + gpu and everything([optimizer]) == before
+        refused = 0
+    return everything([optimizer])
+
+
+def another_stream(gpu):
+    """PyTorch's allocator hears of each stream that uses a plan, once."""
+    move, Arrival.there, used = use(gpu), True, []
+    p = Parameter(move(noise((700,), 0, torch.bfloat16)))
+    optimizer = KahanOptimizer([p], "adamw", rounding="feedback")
+    stream = torch.cuda.Stream() if GPU else ctypes.c_void_p()
+    assert GPU or fake.cudaStreamCreate(ctypes.byref(stream)) == 0
+    with instead(calls, "used_here", lambda x: used.append(x.data_ptr())):
+        for t, other in enumerate((0, 0, 1, 1, 0, 1)):
+            if t == 5:
+                optimizer.param_groups[0]["residual_rounding"] = "nearest"  # takes another plan
+            p.grad = move(noise((700,), t, torch.bfloat16))
+            with torch.cuda.stream(stream if GPU and other else None), instead(
+                    calls, "stream_of", calls.stream_of if GPU else lambda _: stream.value if other else None):
+                optimizer.step()
+            if GPU:
+                torch.cuda.synchronize()
+            if gpu:
+                call = next(iter(optimizer._plans.values()))
+                all_three = [x.data_ptr() for x in (call.plan.memory, call.plan.scales, call.rates)]
+                assert used == (all_three if t in (0, 2, 5) else []), (t, used, all_three)
+            used.clear()
+    return everything([optimizer])
+
+
 def main():
     if not GPU:
         calls.stream_of, calls.gpu = lambda device: None, Done()
-        calls.to_host = lambda x: (x.clone(), Arrival())
+        calls.room_on_host, calls.used_here = lambda x: (torch.empty_like(x), Arrival()), lambda x: None
     tests = [(functools.partial(with_rule, rule, options), "%s %s" % (rule, options or "")) for rule, options in (
         ("adamw", {}), ("adamw", {"rounding": "exact", "moment_format": "q8"}), ("sgd", {"momentum": 0.9}),
         ("stable_adamw", {}), ("ranger", {"lookahead": 2}), ("adam_atan2", {"rounding": "compact"}),
         ("lion", {"maximize": True}), ("adamw", {"rounding": "feedback"}),
         ("radam", {"rounding": "feedback", "moment_format": "q8"}))]
-    tests += [(test, test.__doc__.split(".")[0]) for test in (with_scaler, with_tensors, refusals)]
+    tests += [(test, test.__doc__.split(".")[0]) for test in (
+        with_scaler, with_tensors, refusals, no_memory, failed_load, captured, another_stream)]
     count = failed = 0
     for test, words in tests:
         count += 1

@@ -162,4 +162,6 @@ if __name__ == "__main__":
         sys.exit("usage: backend.py FOLDER [cuda | wheel]")
     if sys.argv[2:] == ["wheel"]:
         sys.exit(not (build_wheel(sys.argv[1], manylinux=sys.platform == "linux") and build_sdist(sys.argv[1])))
+    if sys.argv[2:] == ["cuda"] and not NVCC:
+        sys.exit("kahan_opt: set NVCC to the command of CUDA's compiler: NVCC=nvcc")
     build(sys.argv[1], sys.argv[2:] == ["cuda"])

@@ -106,7 +106,10 @@ class kopt_error(RuntimeError):
     """What check() raises. result: the kopt_result."""
 
     def __init__(self, result, what=""):
-        super().__init__((what and what + ": ") + kopt_result_string(result))
+        words = kopt_result_string(result)
+        if result == KOPT_ERROR_DEVICE:  # the driver's reason is not kept
+            words = "a call of NVIDIA's driver failed: nvidia-smi shows free memory and the driver's version"
+        super().__init__((what and what + ": ") + words)
         self.result = result
 
 

@@ -41,6 +41,21 @@ def steps():
     return crc
 
 
+def gpu():
+    """Are there kernels for a GPU, and a driver?"""
+    try:
+        from . import cuda  # noqa: F401
+    except ImportError:
+        return "none (NVCC=nvcc pip install ./docs/examples/python)"
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        version = ctypes.c_int()
+        driver.cuDriverGetVersion(ctypes.byref(version))
+        return "yes (the driver has CUDA %d.%d)" % (version.value // 1000, version.value % 1000 // 10)
+    except (OSError, AttributeError):
+        return "yes, but there is no driver of NVIDIA"
+
+
 def main():
     """The exit status: 0, or 1 if some bits are wrong."""
     sets = [i for i in range(k.KOPT_ISA_AUTO) if k.kopt_isa_usable(i)]
@@ -54,6 +69,7 @@ def main():
         print("PyTorch %s: from kahan_opt import KahanAdamW" % torch.__version__)
     except ImportError:
         print("PyTorch is not installed here: the optimizers need it, the functions of the header do not")
+    print("GPU kernels: " + gpu())
     wrong = []
     for isa in sets:
         k.check(k.kopt_isa_force(isa))

@@ -22,6 +22,7 @@ try:
 except ImportError as error:
     gpu, no_gpu = None, error
 
+WITH_KERNELS = "NVCC=nvcc pip install ./docs/examples/python installs it with them"
 ADDRESS = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "I"
 THREADED = 65536  # weights; with fewer, waking the threads takes longer than the step
 
@@ -48,12 +49,21 @@ def on_gpu(x):
     return isinstance(x, torch.Tensor) and issubclass(CALLS.get(x.device.type, Call), GpuCall)
 
 
-def to_host(x):
-    """A copy in page-locked memory, and the event after which it is there."""
-    copy, event = torch.empty_like(x, device="cpu", pin_memory=True), torch.cuda.Event()
-    copy.copy_(x, non_blocking=True)
-    event.record()
-    return copy, event
+def room_on_host(x):
+    """Page-locked memory for a copy, and an event for its arrival."""
+    return torch.empty_like(x, device="cpu", pin_memory=True), torch.cuda.Event()
+
+
+def used_here(x):
+    """Tells PyTorch's allocator that the current stream uses this memory."""
+    x.record_stream(torch.cuda.current_stream(x.device))
+
+
+def refuse_capture():
+    """What a graph replays has the options and the step count of its capture."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a step cannot be captured in a CUDA graph: step outside of it, or use kahan_opt_cuda.cuh, "
+                           "whose steps can")
 
 
 @functools.lru_cache(None)
@@ -298,13 +308,13 @@ class Call:
         self.finish()
 
     def finish(self):
+        for _, step, first, last in self.runs:
+            for s in self.states[first:last]:
+                s["step"] = step
         if self.entries[0].pays:  # a step with a rate of 0 leaves it
             now = self.rates[:, 1]
             now.copy_(torch.where(self.steps[:, 2] != 0, self.rates[:, 3], now))
             self.steps[:, 2] = 0
-        for _, step, first, last in self.runs:
-            for s in self.states[first:last]:
-                s["step"] = step
         for copy, i in zip(self.grads[len(self.params):], self.gaps):
             self.params[i].copy_(copy)
         increment_version(self.params)
@@ -344,11 +354,15 @@ class Plan:
 
 
 class Report:
-    """What a GPU says of a step, when it has come that far."""
+    """What a GPU says of a step, when it has come that far. Made before the step, as there may be no memory for it."""
 
     def __init__(self, plan, entries):
         self.plan, self.entries, self.may_skip = plan, entries, any(plan.options)
-        self.copy, self.event = to_host(plan.status)
+        self.copy, self.event = room_on_host(plan.status)
+
+    def send(self):
+        self.copy.copy_(self.plan.status, non_blocking=True)
+        self.event.record()
 
     def read(self, states):
         """Takes the step back, if it was skipped. Returns the kopt_result."""
@@ -391,16 +405,18 @@ class GpuCall(Call):
     def prepare(self, found_inf=None, max_norm=None):
         """Gives the plan what is new in this step. With a max_norm, which may be 0, it measures the gradients."""
         if gpu is None:
-            raise RuntimeError("this package has no kernels for a GPU: it was built without nvcc (%s)" % no_gpu)
+            raise RuntimeError("this package has no kernels for a GPU: it was built without nvcc (%s). %s, or keep the "
+                               "parameters on the CPU" % (no_gpu, WITH_KERNELS))
         with current(self.params[0].device):
             self.set(stream_of(self.params[0].device), found_inf, max_norm)
+            self.report = Report(self.plan, self.entries)
 
     def set(self, stream, found_inf, max_norm):
         placed, plan, first = bytes(self.tensors), self.plan, self.entries[0]
         kind = first.kind, first.layout, self.opt.moment_rounding, self.opt.residual_rounding, self.opt.stable
         if plan is None or plan.kind != kind:
             plan = self.plan = Plan(kind, self.opt, self.tensors, self.params[0].device, stream)
-            stopped, plan.stopped = False, True
+            stopped, plan.stopped, self.placed = False, True, None
         else:
             stopped, plan.stopped = plan.stopped, True
             k.check(gpu.kopt_cuda_plan_set_optimizer(plan.plan, 0, self.opt, stream))
@@ -409,6 +425,12 @@ class GpuCall(Call):
             if plan.step != self.opt.step:
                 k.check(gpu.kopt_cuda_plan_set_step(plan.plan, self.opt.step, stream))
                 plan.step = self.opt.step
+        if self.placed is None:  # the plan or the rates are new
+            self.streams = set()
+        if stream not in self.streams:
+            for x in (plan.memory, plan.scales) + (() if self.rates is None else (self.rates,)):
+                used_here(x)
+            self.streams.add(stream)
         self.placed = placed
         options = gpu.kopt_cuda_options(check_finite=max_norm is not None, max_norm=max_norm or 0.0)
         for i, (name, x) in enumerate((("loss_scale", self.loss_scale), ("found_inf", found_inf))):
@@ -429,8 +451,9 @@ class GpuCall(Call):
         with current(device):
             k.check(gpu.kopt_cuda_plan_step(self.plan.plan, stream_of(device)))
             self.plan.step, self.plan.stopped = self.runs[0][1], False
-            self.optimizer._reports.append(Report(self.plan, self.entries))
-        self.finish()
+            self.finish()
+            self.report.send()
+            self.optimizer._reports.append(self.report)
 
     def add_norm(self, norm):
         self.prepare(max_norm=0.0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import header as k, peers
-from .calls import CALLS, Entry, GpuCall, add_norms, increment_version, on_gpu, parted
+from .calls import CALLS, Entry, GpuCall, add_norms, increment_version, on_gpu, parted, refuse_capture
 from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
                       moments_of, translated, validate)
 from .state import Host, begun, fitted, local, order
@@ -150,6 +150,7 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     @_untraced
     def _step(self, param):
+        refuse_capture()
         self._read_reports()
         scale, found_inf, max_norm = (  # of a GradScaler or KahanScaler
             getattr(self, name, None) for name in ("grad_scale", "found_inf", "max_norm"))
@@ -346,6 +347,7 @@ class KahanOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _measure(self):
         """Whether a gradient is not finite: a tensor on the GPU."""
+        refuse_capture()
         calls = self._calls()
         for call in calls:
             call.prepare(max_norm=0.0)
