@@ -193,6 +193,23 @@ report $? "C links with it"
 $out/use_c >$out/log 2>&1
 report $? "C: codes, and the program's own CUDA error stays: $(head -1 $out/log)"
 
+# The listings of the documentation: what they print compiles and links, here with a few of the kernels.
+fragment() { awk -v part="$1" '/^```c$/ { text = ""; c = 1; next } /^```$/ { if (text ~ part) printf "%s", text; c = 0 }
+    c { text = text $0 "\n" }' docs/gpu.md; } # fragment PATTERN: the block of C that has it
+listing() { # listing N FUNCTION CALL: the N-th commands that begin with nvcc, for a program with a function of the page
+    mkdir -p $out/listing$1
+    cp kahan_opt.h kahan_opt_cuda.cuh $out/listing$1
+    cp $out/few.cu $out/listing$1/kahan_gpu.cu
+    { echo '#define KAHAN_OPT_IMPLEMENTATION' && fragment "$2" && echo "int main(void) { return (int)$3; }"; } \
+        >$out/listing$1/train.c
+    awk -v n=$1 '/^    nvcc / { k++; inside = 1 } !/^    / { inside = 0 } inside && k == n' docs/gpu.md >$out/commands
+    (PATH="$root/bin:$PATH" CPATH="$root/include" LIBRARY_PATH="$root/lib64:$root/lib" && cd $out/listing$1 &&
+        export PATH CPATH LIBRARY_PATH && sh -ex ../commands) >$out/log 2>&1 && [ -s $out/listing$1/a.out ]
+    report $? "docs/gpu.md: its commands, number $1: the program links"
+}
+listing 1 'cudaMalloc' 'begin(NULL, NULL, NULL, 0, NULL)'
+listing 2 'kopt_cuda_use_ptx' 'use_gpu(NULL, 0)'
+
 # 4. The GPU's tests and the bench compile; the tests run if there is a GPU.
 linked in_c -DKAHAN_OPT_VMATH -o $out/gpu tests/gpu/cuda.c $out/vmath.o $out/host.vmath.o >$out/log 2>&1
 report $? "the tests for a GPU compile"
