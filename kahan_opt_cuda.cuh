@@ -7,15 +7,13 @@
        #define KAHAN_OPT_CUDA_IMPLEMENTATION
        #include "kahan_opt_cuda.cuh"
 
-   QUICK START, from C or C++. tensors is an array of kopt_tensor as on the CPU, but with device addresses; state has
-   kopt_state_size() bytes of GPU memory (cudaMalloc).
+   QUICK START, from C or C++. *all is {opt, tensors, count}, with the tensors as on the CPU, but with device addresses.
+   bytes (malloc) and device (cudaMalloc) have size = kopt_cuda_plan_size(all, 1). It is 0 if *all is refused.
 
-       int begin(kopt_cuda_plan *plan, const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
-           kopt_cuda_group all = {opt, tensors, count};
-           size_t size = kopt_cuda_plan_size(&all, 1);
-           void *bytes = malloc(size), *device = NULL;
-           return cudaMalloc(&device, size) == cudaSuccess && !kopt_cuda_state_init(opt, tensors, count, NULL, NULL) &&
-                  !kopt_cuda_plan_build(plan, bytes, size, &all, 1) && !kopt_cuda_plan_upload(plan, device, NULL);
+       kopt_result begin(kopt_cuda_plan *plan, const kopt_cuda_group *all, void *bytes, void *device, size_t size) {
+           kopt_result result = kopt_cuda_plan_build(plan, bytes, size, all, 1);
+           if (result == KOPT_OK) result = kopt_cuda_state_init(all->opt, all->tensors, all->count, NULL, NULL);
+           return result == KOPT_OK ? kopt_cuda_plan_upload(plan, device, NULL) : result;
        }
 
    After each backward pass, on the same stream: kopt_cuda_plan_step(&plan, stream). At the end: cudaFree(plan.device)
@@ -39,7 +37,9 @@
    ERRORS             A kopt_cuda_plan_X() that fails after kopt_cuda_plan_upload(), because of its arguments or because
                       of CUDA, stops the plan: the status says why, and each step is skipped and counted as skipped,
                       until kopt_cuda_plan_acknowledge() or kopt_cuda_plan_upload(). So no step is made with settings
-                      that the program believes to have changed. Arguments that are refused change nothing else.
+                      that the program believes to have changed, unless the stream takes no launch at all (that of
+                      another GPU): check the result. Arguments that are refused change nothing else. In a capture, the
+                      graph gets the stop: discard it.
 
    WHAT IT DOES NOT   It never allocates, synchronises, exits or prints, and it never reads or clears the program's CUDA
                       error.
@@ -62,31 +62,12 @@
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
 #endif
+#if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KOPT_CUDA_IMPLEMENTED_) && defined(KAHAN_OPT_H)
+#error "define KAHAN_OPT_CUDA_IMPLEMENTATION before the first include of kahan_opt.h or kahan_opt_cuda.cuh"
+#undef KAHAN_OPT_CUDA_IMPLEMENTATION
+#endif
 #ifndef KAHAN_OPT_CUDA_CUH
 #define KAHAN_OPT_CUDA_CUH
-
-#if defined(KAHAN_OPT_STATIC)
-#define KOPT_CUDA_API_ static KOPT_UNUSED_
-#elif defined(KAHAN_OPT_API)
-#define KOPT_CUDA_API_ KAHAN_OPT_API
-#else
-#define KOPT_CUDA_API_ KOPT_EXTERN_
-#endif
-
-/* The implementation needs private parts of kahan_opt.h. It makes them static, so that they do not collide with the
-   program's own copy at link time. */
-#if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KAHAN_OPT_IMPLEMENTATION)
-#ifdef KAHAN_OPT_H
-#error "in this file, include kahan_opt_cuda.cuh before kahan_opt.h, or define KAHAN_OPT_IMPLEMENTATION as well"
-#endif
-#ifdef KAHAN_OPT_API
-#undef KAHAN_OPT_API
-#endif
-#ifndef KAHAN_OPT_STATIC
-#define KAHAN_OPT_STATIC
-#endif
-#define KAHAN_OPT_IMPLEMENTATION
-#endif
 
 #ifndef KAHAN_OPT_SELF
 #define KAHAN_OPT_SELF "kahan_opt.h"
@@ -94,6 +75,27 @@
 #ifndef KAHAN_OPT_CUDA_SELF
 #define KAHAN_OPT_CUDA_SELF "kahan_opt_cuda.cuh"
 #endif
+#if defined(KAHAN_OPT_STATIC) && defined(KAHAN_OPT_CUDA_IMPLEMENTATION)
+#define KOPT_CUDA_API_ static KOPT_UNUSED_
+#elif defined(KAHAN_OPT_API)
+#define KOPT_CUDA_API_ KOPT_EXTERN_ KAHAN_OPT_API
+#else
+#define KOPT_CUDA_API_ KOPT_EXTERN_
+#endif
+
+/* The implementation needs private parts of kahan_opt.h. It makes them static, so that they do not collide with the
+   program's own copy at link time. KAHAN_OPT_API is for the functions of this file then. */
+#if defined(KAHAN_OPT_CUDA_IMPLEMENTATION) && !defined(KAHAN_OPT_IMPLEMENTATION)
+#pragma push_macro("KAHAN_OPT_API")
+#undef KAHAN_OPT_API
+#ifndef KAHAN_OPT_STATIC
+#define KAHAN_OPT_STATIC
+#endif
+#define KAHAN_OPT_IMPLEMENTATION
+#include KAHAN_OPT_SELF
+#pragma pop_macro("KAHAN_OPT_API")
+#endif
+
 #include KAHAN_OPT_SELF
 
 /* ---- PLAN: the tensors and their optimizers. Built once on the host, kept on the GPU, used by every step --------- */
@@ -130,26 +132,31 @@ KOPT_CUDA_API_ size_t kopt_cuda_plan_size(const kopt_cuda_group *groups, size_t 
    memory, aligned to 16, which later calls read. Needs no GPU. Keeps no pointer to its other arguments. Each group
    begins at its opt->step. In each tensor, counts must be NULL and stable_scale 0 (the GPU measures it itself);
    otherwise KOPT_ERROR_OPTION. All tensors of the plan together must have fewer than 2^40 elements, a tensor with
-   StableAdamW fewer than 2^36; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). */
+   StableAdamW fewer than 2^36; otherwise KOPT_ERROR_BOUNDS (elements on other GPUs are not checked). No two tensors of
+   a plan may share memory; only neighbours are checked, also those of two groups: KOPT_ERROR_OVERLAP. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_build(kopt_cuda_plan *plan, void *bytes, size_t size,
                                                  const kopt_cuda_group *groups, size_t count);
 
 /* Loads all kernels that calls with the plan launch, and copies the plan, plan->size bytes, to device memory aligned to
    16. So a GPU that lacks code for them (KOPT_ERROR_ISA) or room (KOPT_ERROR_DEVICE) is found here and not in a step,
-   and a capture needs no step before it. KOPT_ERROR_CAPTURE: each replay would set the step counts and options back. */
+   and a capture needs no step before it. A later upload sets all back to what kopt_cuda_plan_build() was given, step
+   counts and addresses, too, and the options to zero. KOPT_ERROR_CAPTURE: so would each replay. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_upload(kopt_cuda_plan *plan, void *device, void *stream);
 
 /* Only of an object without kernels, which a C++ compiler other than nvcc has made of this file (C++14): takes them
    from PTX. All calls are then made by the driver of the system, that of CUDA 12.0 or a later one. ptx is what
    `nvcc -ptx -arch=compute_75` makes of the same file with the same macros, or several such texts one after the other,
    each with its NUL: size bytes in all, which stay where they are. A text is compiled when the first of its kernels is
-   loaded. Before this call, and after KOPT_ERROR_ISA (no driver, an older one, or no GPU), all others fail. */
+   loaded. Before this call, and after KOPT_ERROR_ISA (no driver, an older one, or no GPU), all others fail.
+   KOPT_ERROR_BOUNDS: the last byte is not NUL. */
+#if !defined(__CUDACC__) || !defined(KAHAN_OPT_CUDA_IMPLEMENTATION)
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_use_ptx(const char *ptx, size_t size);
+#endif
 
 /* For tensors that move: new addresses of weight, grad, state, arrays and copy of the tensors `first` to
    first + count - 1 of the plan, in the order of its lists. Their contents move with them, but a gradient may be a new
    one. The call is a launch for each 96 tensors, or each 25 if one of them has arrays, with the addresses as its
-   arguments. Of the rest of the tensors only n and weight_format are read. KOPT_ERROR_MISMATCH: they are not those of
+   arguments. Of the rest of the tensors only n and the formats are read. KOPT_ERROR_MISMATCH: they are not those of
    the plan, or a copy or a state is there where none was, or the other way round. KOPT_ERROR_OPTION: a tensor has
    arrays where it had none, or the other way round, or both a block and arrays. KOPT_ERROR_BOUNDS: there are no such
    tensors. */
@@ -171,8 +178,8 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step(const kopt_cuda_plan *plan, void
 typedef struct kopt_cuda_options {
     int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_plan_measure())   */
     double max_norm;         /* > 0: clip the norm of all gradients together to it (needs kopt_cuda_plan_measure())   */
-    const float *lr;         /* NULL, or the device address of the learning rate of all groups. An average has none:
-                                its decay is beta1, and kopt_cuda_plan_set_optimizer() changes it                     */
+    const float *lr;         /* NULL, or the device address of the learning rate of all groups, in place of opt->lr. An
+                                average has none: its decay is beta1, and kopt_cuda_plan_set_optimizer() changes it   */
     const float *loss_scale; /* NULL, or the device address of a number that divides the gradients                    */
     const float *found_inf;  /* NULL, or the device address of a flag: if it is not zero, the step is skipped         */
 } kopt_cuda_options;
@@ -185,7 +192,7 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_options(const kopt_cuda_plan *pla
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
                                                          const kopt_optimizer *opt, void *stream);
 
-/* Sets the number of steps that all groups have begun so far. */
+/* Sets the number of steps that all groups have begun so far. For different numbers, build and upload a new plan. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_step(const kopt_cuda_plan *plan, uint32_t step, void *stream);
 
 /* The device address of the number of steps that a group has begun so far: kopt_optimizer.step. Copy it to the host
@@ -238,8 +245,8 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_save(const kopt_cuda_plan *plan, siz
 
 /* The other way round, in place of kopt_cuda_state_init(), after kopt_load() has filled the tensors on the host: checks
    the state of the tensor, copies weights and state to t and sets t->copy to the weights. Then build a plan, which
-   begins at opt->step; a plan that exists already needs kopt_cuda_plan_set_optimizer() and kopt_cuda_plan_set_step().
-   KOPT_ERROR_CAPTURE: each replay would load the state again. */
+   begins at opt->step; a plan that exists already needs kopt_cuda_plan_set_optimizer(), kopt_cuda_plan_set_step() and
+   kopt_cuda_plan_acknowledge(). KOPT_ERROR_CAPTURE: each replay would load the state again. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_state_load(const kopt_optimizer *opt, const kopt_tensor *t,
                                                  const kopt_tensor *host, void *stream);
 
@@ -628,7 +635,6 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_number_(uint32_t word, int half, uint32_t multi
 
 /* ---- elements: any kind, any value, any alignment ---- */
 
-/* The kind of a step. */
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_begun_ *s) {
     const int adam = s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER; /* as in kopt_kind_of_() */
     kopt_kind_ kind;
@@ -646,7 +652,6 @@ KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_
     return kind;
 }
 
-/* The byte of the scale of element i's block of moment m. */
 KOPT_CUDA_FN_ kopt_byte_ *kopt_cuda_scale_at_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
     return t->scale[m] + i / KOPT_BLOCK_;
 }
@@ -716,7 +721,6 @@ KOPT_CUDA_FN_ uint4 kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ ki
     return make_uint4(e.moment[0], e.moment[1], e.moment[2], e.moment[3]);
 }
 
-/* Stores the 8-bit code of moment m of element i. */
 KOPT_CUDA_FN_ void kopt_cuda_store_code_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, const kopt_philox_key_ *key,
                                          uint64_t i, int m, uint32_t moment, uint32_t scale) {
     const int square = kopt_is_square_(kind.rule, m);
@@ -781,7 +785,6 @@ KOPT_CUDA_FN_ size_t kopt_cuda_residual_size_(kopt_kind_ kind) {
     return kopt_bytes_of_residual_(kind.weight, kind.rounding) & 3;
 }
 
-/* Makes fp32 of 8 packed numbers. */
 KOPT_CUDA_FN_ void kopt_cuda_widen_all_(uint32_t x[8], kopt_format format) {
     int q;
     if (format == KOPT_F32) return;
@@ -1362,7 +1365,6 @@ KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t column, const uint32_t packed
     }
 }
 
-/* An octet of fp32 numbers. */
 KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, const uint32_t x[8]) {
     uint32_t largest = 0;
     int q;
@@ -1744,7 +1746,6 @@ static kopt_result kopt_cuda_result_(int error) {
 }
 
 #ifdef __CUDACC__ /* by CUDA's runtime */
-/* Launches a kernel with one argument. */
 template <class Argument>
 static kopt_result kopt_cuda_launch_(void (*kernel)(Argument), Argument &argument, uint32_t blocks, uint32_t threads,
                                      void *stream) {
@@ -1894,7 +1895,6 @@ static kopt_cuda_sum_ *const kopt_cuda_sum_kernels_[] = {
     kopt_cuda_accumulate_kernel_<KOPT_BF16, KOPT_KAHAN>, kopt_cuda_accumulate_kernel_<KOPT_BF16, KOPT_CUDA_VARIES_>,
     kopt_cuda_read_kernel_};
 
-/* The number of the first kernel that fits. */
 static uint32_t kopt_cuda_kernel_of_(const kopt_optimizer *opt, kopt_format weight, int copies) {
     const int moments = kopt_moments_(opt), f32 = weight == KOPT_F32;
     const int two = moments > 1 && opt->first_moment_format != opt->second_moment_format;
@@ -1922,15 +1922,18 @@ static int kopt_cuda_stable_(const kopt_optimizer *opt) { return opt->rule == KO
 static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group *groups, size_t count) {
     size_t tensors = 0, stable = 0, g, i;
     uint64_t elements = 0;
-    int formats = 0, guards = 0;
+    int formats = 0, guards = 0, zero_grad = 0;
+    const kopt_tensor none = {}; /* any tensor may follow it */
+    kopt_neighbours_ list = {};
     if (groups == NULL && count != 0) return KOPT_ERROR_NULL;
     for (g = 0; g < count; g++) {
-        const kopt_tensor *last = NULL; /* the last tensor of this group that has elements */
         kopt_result result = kopt_check_options_(groups[g].opt);
         kopt_begun_ s;
         if (result != KOPT_OK) return result;
         if (groups[g].tensors == NULL && groups[g].count != 0) return KOPT_ERROR_NULL;
         kopt_copy_options_(groups[g].opt, &s);
+        if (list.previous != NULL) list.previous = &none; /* ids begin anew; the memory is that of the last tensor */
+        zero_grad |= s.zero_grad;
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
             kopt_layout_ layout;
@@ -1939,9 +1942,10 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
             if (t->counts != NULL || !kopt_is_zero_(t->stable_scale)) return KOPT_ERROR_OPTION;
+            result = kopt_check_neighbours_(&list, t, &layout, zero_grad);
+            if (result != KOPT_OK) return result;
             if (t->n == 0) continue;
-            if (last != NULL && !kopt_may_follow_(last, t)) return KOPT_ERROR_ID;
-            last = t;
+            zero_grad = s.zero_grad;
             elements += t->n;
             formats |= 1 << t->grad_format;
         }
@@ -2089,7 +2093,6 @@ static kopt_cuda_arguments_ kopt_cuda_arguments_at_(const kopt_cuda_plan *plan, 
     return a;
 }
 
-/* On the GPU: the tasks from `first` on. */
 static kopt_cuda_arguments_ kopt_cuda_arguments_of_(const kopt_cuda_plan *plan, uint32_t first, uint32_t end) {
     kopt_cuda_arguments_ a = kopt_cuda_arguments_at_(plan, plan == NULL ? NULL : plan->device);
     a.first = first;
@@ -2103,7 +2106,6 @@ static kopt_cuda_entry_ *kopt_cuda_stats_of_(const kopt_cuda_plan *plan) {
                                              : kopt_cuda_stats_kernel_<3>;
 }
 
-/* Loads the kernels that calls with a plan launch. */
 static kopt_result kopt_cuda_load_kernels_(const kopt_cuda_plan *plan) {
     kopt_result result = kopt_cuda_load_(kopt_cuda_setting_kernel_);
     uint32_t kernel;
@@ -2219,7 +2221,8 @@ static kopt_result kopt_cuda_check_moves_(const kopt_cuda_plan *plan, size_t fir
         if (t->n != 0 && (t->weight == NULL || t->grad == NULL)) return KOPT_ERROR_NULL;
         if ((t->arrays != NULL) != old->arrays) return KOPT_ERROR_OPTION;
         if (t->n != old->end - old->pad || (uint8_t)t->weight_format != old->weight_format ||
-            (t->copy == NULL) != (old->copy == NULL) ||
+            (uint8_t)t->grad_format != old->grad_format || (t->copy == NULL) != (old->copy == NULL) ||
+            (t->copy != NULL && (uint8_t)t->copy_format != old->copy_format) ||
             (t->arrays == NULL && (t->state == NULL) != (old->state == NULL)))
             return KOPT_ERROR_MISMATCH;
         if (t->arrays == NULL) continue;
@@ -2322,7 +2325,6 @@ static kopt_array_ *kopt_cuda_pieces_(kopt_array_ *to, const kopt_layout_ *l, co
     return kopt_add_array_(to, (kopt_byte_ *)t->state, l->total, l->total != 0);
 }
 
-/* Initializes one tensor, which is checked. */
 static kopt_result kopt_cuda_init_tensor_(const kopt_optimizer *opt, const kopt_tensor *t, const float *weights,
                                           void *stream) {
     const kopt_layout_ layout = kopt_layout_for_(opt, t);
@@ -2443,28 +2445,26 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_add(kopt_accumulator *a, const 
     kopt_environment_ environment;
     kopt_cuda_accumulation_ k;
     kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 3);
+    int kernel;
     if (result == KOPT_OK)
         result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (counts != NULL && s.control == NULL) return KOPT_ERROR_NULL;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (counts == NULL && (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu)) return KOPT_ERROR_STEP;
+    kernel = a->format == KOPT_F32 ? 0 : a->format == KOPT_FP16 ? 1 : a->rounding == KOPT_KAHAN ? 2 : 3;
     k = kopt_cuda_accumulation_of_(a, const_cast<void *>(grad), grad_format, counts);
     kopt_enter_(&environment);
     k.step.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
     kopt_leave_(&environment);
     if (a->n != 0)
-        result = kopt_cuda_launch_(kopt_cuda_sum_kernels_[a->format == KOPT_F32       ? 0
-                                                          : a->format == KOPT_FP16    ? 1
-                                                          : a->rounding == KOPT_KAHAN ? 2
-                                                                                      : 3],
-                                   k, kopt_cuda_grid_(k.tensor.end / 8 + 1), KOPT_THREADS_, stream);
+        result = kopt_cuda_launch_(kopt_cuda_sum_kernels_[kernel], k, kopt_cuda_grid_(k.tensor.end / 8 + 1),
+                                   KOPT_THREADS_, stream);
     s.counts = counts;
     if (result == KOPT_OK && counts != NULL) return kopt_cuda_launch_(kopt_cuda_setting_kernel_, s, 1, 1, stream);
-    if (result != KOPT_OK) return result;
-    a->step++;
-    a->count++;
-    return KOPT_OK;
+    a->step += result == KOPT_OK;
+    a->count += result == KOPT_OK;
+    return result;
 }
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,

@@ -530,7 +530,7 @@ done
 
 # The quick start of kahan_opt_cuda.cuh: the indented lines of begin().
 { cuda_context && echo '#include <stdlib.h>' && sed -n '/^   QUICK START/,/^   After each/p' kahan_opt_cuda.cuh |
-    sed -n '/^       int begin(/,/^       }$/p'; } >"$out/cuda_start.c"
+    sed -n '/^       kopt_result begin(/,/^       }$/p'; } >"$out/cuda_start.c"
 grep -q kopt_cuda_plan_upload "$out/cuda_start.c" &&
     $CC -std=c99 -Wall -Wextra -Werror -I. "-I$out/stubs" -fsyntax-only "$out/cuda_start.c" >"$out/log" 2>&1
 report $? "kahan_opt_cuda.cuh: its quick start compiles as shown"

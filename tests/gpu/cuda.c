@@ -781,7 +781,7 @@ static void refused_arrays(int lists) {
     int bad = 0, k, what, tried = 0, of_arrays = 0;
     for (k = 0; k < lists || of_arrays == 0; ++k) {
         make(&l, 2, 3, 300, 100);
-        for (what = 0; what < 13; ++what) {
+        for (what = 0; what < 15; ++what) {
             kopt_tensor moved[6], *const t = &moved[2 + below(2)]; /* the first two tensors are right */
             kopt_state_arrays own[6], *const o = &own[t - moved];
             size_t i, first = 0, count = 6;
@@ -819,12 +819,16 @@ static void refused_arrays(int lists) {
                 break;
             case 10: o->size--, expected = KOPT_ERROR_SIZE; break;
             case 11: t->state = nothing, expected = KOPT_ERROR_OPTION; break;
-            default:
+            case 12:
                 if (needed >= 0) *address(t, o, needed) = NULL;
                 expected = KOPT_ERROR_NULL;
+                break;
+            case 13: t->grad_format = (kopt_format)((t->grad_format + 1) % 3); break;
+            default: t->copy_format = (kopt_format)((t->copy_format + 1) % 3);
             }
             if (what < 6 && t->n == 0 && what != 1) continue; /* its pointers do not matter */
-            if ((what > 9 && !t->arrays) || (what == 12 && needed < 0)) continue;
+            if ((what > 9 && what < 13 && !t->arrays) || (what == 12 && needed < 0)) continue;
+            if (what == 14 && !t->copy) continue;
             bad += !stops(&l, kopt_cuda_plan_set_arrays(&l.plan, first, count, what == 8 ? NULL : moved, stream),
                           expected);
             ++tried, of_arrays += what == 12;
@@ -1132,6 +1136,24 @@ static void refusals(void) {
         if (i == 5) own.size = 0;
         fails += (kopt_cuda_plan_size(&bad, 1) == 0) != (i != 0);
         if (i != 0) fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != why[i];
+    }
+    for (i = 0; i < 12; ++i) { /* neighbours that share memory, of one group or of two */
+        static uint16_t weight2[100], grad2[100];
+        static unsigned char state2[KOPT_STATE_BYTES(100, 6)];
+        const int shared = (int)i / 2; /* weights, states, a weight, gradients that are read or cleared, nothing */
+        kopt_tensor two[2];
+        kopt_cuda_group three[3];
+        wrong = o, wrong.zero_grad = shared == 4, two[0] = t;
+        two[1] = kopt_tensor_of(weight2, KOPT_BF16, grad2, KOPT_BF16, 100, state2, sizeof state2);
+        if (shared == 0) two[1].weight = weight;
+        if (shared == 1) two[1].state = state;
+        if (shared == 2) two[1].weight = weight + 99, two[1].n = 1;
+        if (shared == 3 || shared == 4) two[1].grad = grad;
+        two[1].id = i % 2 == 0;
+        three[0].opt = &wrong, three[0].tensors = two, three[0].count = 2 - i % 2;
+        three[1] = three[2] = g, three[1].count = 0, three[2].tensors = two + 1;
+        fails += kopt_cuda_plan_build(&plan, bytes, 0, three, i % 2 ? 3 : 1) !=
+                 (shared == 3 || shared == 5 ? KOPT_ERROR_SIZE : KOPT_ERROR_OVERLAP);
     }
     bad.opt = &o;
     for (i = 0; i < 4 && sizeof i == 8; ++i) { /* too many elements, or one less; the addresses are not read */

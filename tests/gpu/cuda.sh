@@ -193,6 +193,55 @@ report $? "C links with it"
 $out/use_c >$out/log 2>&1
 report $? "C: codes, and the program's own CUDA error stays: $(head -1 $out/log)"
 
+# The listings of the documentation: what they print compiles and links, here with a few of the kernels.
+fragment() { awk -v part="$1" '/^```c$/ { text = ""; c = 1; next } /^```$/ { if (text ~ part) printf "%s", text; c = 0 }
+    c { text = text $0 "\n" }' docs/gpu.md; } # fragment PATTERN: the block of C that has it
+listing() { # listing N FUNCTION CALL: the N-th commands that begin with nvcc, for a program with a function of the page
+    mkdir -p $out/listing$1
+    cp kahan_opt.h kahan_opt_cuda.cuh $out/listing$1
+    cp $out/few.cu $out/listing$1/kahan_gpu.cu
+    { echo '#define KAHAN_OPT_IMPLEMENTATION' && fragment "$2" && echo "int main(void) { return (int)$3; }"; } \
+        >$out/listing$1/train.c
+    awk -v n=$1 '/^    nvcc / { k++; inside = 1 } !/^    / { inside = 0 } inside && k == n' docs/gpu.md >$out/commands
+    (PATH="$root/bin:$PATH" CPATH="$root/include" LIBRARY_PATH="$root/lib64:$root/lib" && cd $out/listing$1 &&
+        export PATH CPATH LIBRARY_PATH && sh -ex ../commands) >$out/log 2>&1 && [ -s $out/listing$1/a.out ]
+    report $? "docs/gpu.md: its commands, number $1: the program links"
+}
+listing 1 'cudaMalloc' 'begin(NULL, NULL, NULL, 0, NULL)'
+listing 2 'kopt_cuda_use_ptx' 'use_gpu(NULL, 0)'
+
+# Where KAHAN_OPT_STATIC and KAHAN_OPT_API apply, and in which order the files are included.
+unit() { printf '#define %s\n' "$@" | sed 's/=/ /; s/^#define #/#/'; } # unit LINE...: macros NAME=VALUE, or #include
+few=$(sed -n 's/^#define \(KOPT_CUDA_STEPS_.*\)/\1/p' $out/few.cu)
+header='#include "kahan_opt.h"' companion='#include "kahan_opt_cuda.cuh"'
+exported='KAHAN_OPT_API=__attribute__((visibility("default")))'
+unit "$few" "$exported" KAHAN_OPT_CUDA_IMPLEMENTATION "$companion" >$out/exports.cu
+unit "$exported" "$companion" >$out/client.cpp
+echo 'int main() { return kopt_cuda_plan_step(nullptr, nullptr) != KOPT_ERROR_NULL; }' >>$out/client.cpp
+library() { # a C++ client of a shared library that hides all but KAHAN_OPT_API
+    $nvcc -I. -Werror all-warnings -Xcompiler -fno-threadsafe-statics,-fPIC,-fvisibility=hidden -arch=compute_75 \
+        -c -o $out/exports.o $out/exports.cu && linked ${CC:-cc} -shared -o $out/libexports.so $out/exports.o &&
+        nm -D --defined-only $out/libexports.so | grep -q ' T kopt_cuda_plan_step$' &&
+        ${CC:-cc} -x c++ -Wall -Wextra -Werror -I. -c -o $out/client.o $out/client.cpp &&
+        ${CC:-cc} -o $out/client $out/client.o $out/libexports.so && LD_LIBRARY_PATH=$out $out/client
+}
+library >$out/log 2>&1
+report $? "KAHAN_OPT_API: a shared library exports the functions, and C++ calls them"
+unit KAHAN_OPT_STATIC KAHAN_OPT_IMPLEMENTATION "$header" "$companion" >$out/private.c
+${CC:-cc} -std=c99 -Wall -Wextra -Werror -I. -c -o $out/private.o $out/private.c >$out/log 2>&1
+report $? "KAHAN_OPT_STATIC beside the declarations: no warning"
+unit "$few" KAHAN_OPT_STATIC KAHAN_OPT_CUDA_IMPLEMENTATION "$companion" >$out/private.cu
+$nvcc -I. -Werror all-warnings -Xcompiler -Wall,-Werror -arch=compute_75 -c -o $out/private.o \
+    $out/private.cu >$out/log 2>&1
+report $? "KAHAN_OPT_STATIC beside the implementation: no warning"
+for first in "KAHAN_OPT_IMPLEMENTATION;$header" "$header" "$companion"; do
+    unit "$few" >$out/late.cu
+    (IFS=';' && unit $first KAHAN_OPT_CUDA_IMPLEMENTATION "$companion") >>$out/late.cu
+    ${CC:-cc} -x c++ -std=c++14 -I. -fsyntax-only $out/late.cu >$out/log 2>&1
+    [ "$(grep -c error: $out/log)" = 1 ] && grep -q 'before the first include of kahan_opt.h or' $out/log
+    report $? "the implementation after $first: one error, in words"
+done
+
 # 4. The GPU's tests and the bench compile; the tests run if there is a GPU.
 linked in_c -DKAHAN_OPT_VMATH -o $out/gpu tests/gpu/cuda.c $out/vmath.o $out/host.vmath.o >$out/log 2>&1
 report $? "the tests for a GPU compile"
