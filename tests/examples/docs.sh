@@ -217,6 +217,8 @@ cuda_context() {
 #include "kahan_opt_cuda.cuh"
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <stdlib.h>
+#define CHECK(call) ((call) == KOPT_OK ? (void)0 : abort())
 extern kopt_cuda_plan plan;
 extern kopt_optimizer opt;
 extern cudaStream_t stream, old_stream;

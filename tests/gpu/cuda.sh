@@ -207,7 +207,7 @@ listing() { # listing N FUNCTION CALL: the N-th commands that begin with nvcc, f
         export PATH CPATH LIBRARY_PATH && sh -ex ../commands) >$out/log 2>&1 && [ -s $out/listing$1/a.out ]
     report $? "docs/gpu.md: its commands, number $1: the program links"
 }
-listing 1 'cudaMalloc' 'begin(NULL, NULL, NULL, 0, NULL)'
+listing 1 'kopt_result begin' 'begin(NULL, NULL, NULL, NULL, 0, NULL)'
 listing 2 'kopt_cuda_use_ptx' 'use_gpu(NULL, 0)'
 
 # Where KAHAN_OPT_STATIC and KAHAN_OPT_API apply, and in which order the files are included.
@@ -300,6 +300,43 @@ on_plain="$out/plain.o $out/plain.1.o $out/plain.2.o" # if it launches kernels
 in_c -o $out/state tests/gpu/cuda_state.c $on_plain $on_fake >$out/log 2>&1 &&
     $out/state $many >$out/log 2>&1 && grep -q '^1\.\.' $out/log && ! grep -q '^not ok' $out/log
 report $? "on the CPU: state blocks, $(grep -c '^ok' $out/log) tests"
+
+# What the documentation prints for a plan that exists, after a call that has stopped it: it goes on.
+{
+    echo '#define KAHAN_OPT_IMPLEMENTATION' && fragment 'kopt_result begin' && cat <<'TEXT' &&
+int main(void) {
+    enum { N = 100 };
+    kopt_optimizer opt = kopt_sgd(0.01, 0.9);
+    void *weight, *grad, *state, *device;
+    unsigned char bytes[20000];
+    kopt_tensor t = kopt_tensor_of(NULL, KOPT_F32, NULL, KOPT_F32, N, NULL, 0);
+    const kopt_cuda_group group = {&opt, &t, 1};
+    kopt_cuda_plan plan;
+    kopt_cuda_status status;
+    uint32_t steps;
+    cudaStream_t stream;
+    t.state_size = kopt_state_size(&opt, &t);
+    cudaStreamCreate(&stream);
+    cudaMalloc(&weight, 4 * N), cudaMalloc(&grad, 4 * N), cudaMalloc(&state, t.state_size), cudaMalloc(&device, 20000);
+    cudaMemsetAsync(weight, 0, 4 * N, stream), cudaMemsetAsync(grad, 0, 4 * N, stream);
+    t.weight = weight, t.grad = grad, t.state = state;
+    if (begin(&plan, &group, bytes + (16 - (uintptr_t)bytes % 16), device, 19000, stream) != KOPT_OK) return 1;
+    if (kopt_cuda_plan_set_optimizer(&plan, 9, &opt, stream) != KOPT_ERROR_BOUNDS) return 2;
+    opt.step = 5;
+    {
+TEXT
+        fragment plan_set_step && cat <<'TEXT'
+        if (result != KOPT_OK || kopt_cuda_plan_step(&plan, stream) != KOPT_OK) return 3;
+    }
+    cudaMemcpyAsync(&status, kopt_cuda_plan_status(&plan), sizeof status, cudaMemcpyDeviceToHost, stream);
+    cudaMemcpyAsync(&steps, kopt_cuda_plan_steps(&plan, 0), 4, cudaMemcpyDeviceToHost, stream);
+    cudaStreamSynchronize(stream);
+    return status.result != KOPT_OK || status.steps != 1 || steps != 6 ? 4 : 0;
+}
+TEXT
+} >$out/recovery.c
+in_c -I. -o $out/recovery $out/recovery.c $on_plain $on_fake >$out/log 2>&1 && $out/recovery >>$out/log 2>&1
+report $? "on the CPU: docs/gpu.md: a stopped plan goes on after a load"
 
 # The driver in place of the runtime: the same file, by a compiler that knows no kernels, takes them from the PTX, in
 # one text or, as the package for Python has it, in one for each kernel.
