@@ -85,7 +85,7 @@ CC="${CC:-cc} -DKAHAN_OPT_NO_SIMD" sh build.sh examples checkpoint.c $out/run 8 
 report $? "build.sh examples NAME builds an example and runs it with the words after NAME"
 
 ${CC:-cc} $scalar -o $out/inspect docs/examples/inspect.c >$out/log 2>&1 && $out/inspect $out/run >$out/log &&
-    grep -q 'optimizer  Adam, step 2,' $out/log && grep -q 'rounding   Kahan, its residual stochastic$' $out/log &&
+    grep -q 'optimizer  AdamW, step 2,' $out/log && grep -q 'rounding   Kahan, its residual stochastic$' $out/log &&
     grep -q 'tensor 2    id 1, 16 weights in bf16, ' $out/log &&
     grep -q 'whole: 4 tensors, 97 weights, 1220 bytes, the right checksum; all weights are finite' $out/log
 report $? "inspect: a whole checkpoint, in words, after 516 bytes of the program's own"
