@@ -183,15 +183,13 @@ def texts_of(name, parts):
 
 
 def toy():
-    """A small model, and this library's own text."""
+    """A small model, and tables of powers."""
     global LAYERS, WIDTH, HEADS, LENGTH, TOKENS, STEPS, BATCH, EVERY, VALIDATION, WARM_UP, SEEDS, TUNED
     LAYERS, WIDTH, HEADS, LENGTH, TOKENS, STEPS, BATCH, EVERY, VALIDATION, WARM_UP = 2, 32, 2, 32, 256, 40, 4, 20, 4, 8
     SEEDS, TUNED = (1, 2), 10
-    texts = []
-    for name in ("kahan_opt.h", "kahan_opt_cuda.cuh"):
-        with open(name, "rb") as file:
-            texts.append(texts_of("gpt2_" + name, [file.read()] * 2))
-    return texts
+    tables = ["".join("%d to the power of %d is %d.\n" % (i, power, i ** power) for i in range(2000)).encode()
+              for power in (2, 3)]
+    return [texts_of("gpt2_toy_%d" % i, [table] * 2) for i, table in enumerate(tables)]
 
 
 def bytes_of_python():

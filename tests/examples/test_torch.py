@@ -2717,8 +2717,8 @@ def rehearsed():
     rows = [row.split(" | ") for row in re.findall(r"(?m)^\| (\w+ \| \d.*) \|$", said)]
     loss, tuned = ({row[0]: float(row[i]) for row in rows} for i in (1, 3))
     assert len(loss) == 6 and loss["mixed"] < 5 and loss.pop("nearest") > loss["mixed"] + 0.005, said
-    assert loss.pop("feedback") < loss["mixed"] + 0.02 and max(loss.values()) - min(loss.values()) < 0.003, said
-    assert tuned.pop("nearest") < 1e-4 < 2e-4 <= min(tuned[arm] for arm in tuned if arm != "mixed"), said
+    assert loss.pop("feedback") < loss["mixed"] + 0.03 and max(loss.values()) - min(loss.values()) < 0.003, said
+    assert abs(tuned.pop("nearest")) < 1.5e-4 < 2.5e-4 < min(tuned[arm] for arm in tuned if arm != "mixed"), said
     # each step's losses of both seeds make the cells, by the t of one degree of freedom: 12.706
     last = {arm: [float(x) for x in re.findall(r"(?m)^%s +seed \d, step +40 of 40: loss ([\d.]+)" % arm, said)]
             for arm in ("mixed", "kahan")}
@@ -2726,7 +2726,7 @@ def rehearsed():
     mean, half = map(float, dict((row[0], row[2]) for row in rows)["kahan"].split(" ± "))
     assert abs(mean - sum(apart) / 2) < 2e-4 and abs(half - 12.706 * abs(apart[0] - apart[1]) / 2) < 2e-3, said
     with tempfile.NamedTemporaryFile() as file:
-        with open("build/gpt2_kahan_opt.h_0.bin", "rb") as whole:
+        with open("build/gpt2_toy_0_0.bin", "rb") as whole:
             file.write(whole.read()[:-1])
         file.flush()
         refused = run("gpt2.tokens_of(%r)" % file.name)
