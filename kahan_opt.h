@@ -1447,11 +1447,11 @@ typedef struct kopt_closure {
    then steps or skips and updates the scale like kopt_scaler_begin(). A skipped step changes only the scaler: no
    weight, state or step count, and no gradient, even if opt.zero_grad is set. *skipped, which may be NULL, is set as in
    kopt_scaler_begin(). closure may be NULL if the gradients are complete and there is only one rank. The functions of
-   the closure may leave by longjmp, or by an exception if the implementation is compiled with -fexceptions (which
-   x86-64 does not need); *opt and *scaler are then unchanged. They must not change the arguments of the call, which are
-   checked before: gradients alone. Errors: those of kopt_optimizer_step() and kopt_scaler_begin(), all returned before
-   evaluate is called. With evaluate, which makes the gradients with the scale of this call, several optimizers may take
-   turns (no KOPT_ERROR_MISMATCH). */
+   the closure may leave by longjmp, or, if the implementation has unwind tables (as on x86-64), by an exception; *opt
+   and *scaler are then unchanged. They must not change the arguments of the call, which are checked before: gradients
+   alone. Errors: those of kopt_optimizer_step() and kopt_scaler_begin(), all returned before evaluate is called. With
+   evaluate, which makes the gradients with the scale of this call, several optimizers may take turns (no
+   KOPT_ERROR_MISMATCH). */
 KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                         size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
@@ -7197,7 +7197,8 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "the state block or checkpoint is damaged: its checksum is wrong",
         "two of the buffers overlap",
         "the step was not begun, or the loss scaler skipped it; all 2^32 - 1 steps are used up; StableAdamW has not "
-        "measured the tensor, or kopt_cuda_plan_measure() the gradients; or kopt_state_dither() comes too late",
+        "measured the tensor, or kopt_cuda_plan_measure() the gradients; or there are residuals already, which "
+        "kopt_state_dither() would erase",
         "this instruction set, or a GPU, is not in this build or not on this machine",
         "a CUDA call failed: cudaPeekAtLastError() says why",
         "no constructor made this struct: start from kopt_adamw(), kopt_accumulator_of() or another one; or this "
