@@ -48,8 +48,8 @@ part() ( # part NAME COMMAND...: adds a part, whose command prints TAP
 
 # The longest parts take turns: those of one group with each commit, and the groups take about the same time. A part's
 # own turns go on each time that it runs.
-groups=9
-group() { # group GROUP: is it the turn of this one, 0 to 8?
+groups=10
+group() { # group GROUP: is it the turn of this one, 0 to 9?
     [ $1 -lt $groups ] || wrong "group $1 has no turn"
     [ -n "${KOPT_ALL:-}" ] || [ $((commit % groups)) = $1 ]
 }
@@ -379,7 +379,7 @@ run_tests() {
         part bindings "${python:-python3}" tests/examples/bindings.py build/tests/python
     fi
     with "the wheel for Python" "python3-pip, python3-torch, mypy or twine" imports 'pip, torch, mypy, twine' &&
-        seldom 4 wheel env "CC=$CC -DKAHAN_OPT_NO_SIMD" "NVCC=$NVCC" \
+        seldom 9 wheel env "CC=$CC -DKAHAN_OPT_NO_SIMD" "NVCC=$NVCC" \
             /usr/bin/python3 tests/examples/wheel.py build/tests/dist
     if with "the optimizers for PyTorch" python3-torch imports torch; then
         part torch /usr/bin/python3 tests/examples/test_torch.py build/tests/python
