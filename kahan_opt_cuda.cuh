@@ -2441,13 +2441,13 @@ static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
                                                      double scale, uint32_t *counts, const kopt_cuda_plan *plan,
                                                      void *stream) {
-    kopt_result result = kopt_check_array_(grad, grad_format, a == NULL ? 0 : a->n);
+    const size_t n = a == NULL || a->made_ != KOPT_MADE_ ? 0 : a->n;
+    kopt_result result = kopt_check_array_(grad, grad_format, n);
     kopt_environment_ environment;
     kopt_cuda_accumulation_ k;
     kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 3);
     int kernel;
-    if (result == KOPT_OK)
-        result = kopt_check_accumulator_(a, grad, a == NULL ? 0 : a->n * kopt_bytes_of_(grad_format));
+    if (result == KOPT_OK) result = kopt_check_accumulator_(a, grad, n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (counts != NULL && s.control == NULL) return KOPT_ERROR_NULL;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;

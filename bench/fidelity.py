@@ -44,7 +44,7 @@ except ImportError as error:
 
 logging.disable(logging.WARNING)  # torchao and bitsandbytes speak of parts that are not used here
 OUT = "build/bench/fidelity"
-T95 = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # t of Student, by the count
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # Student, by count
 
 
 def interval(values):

@@ -23,7 +23,6 @@ STEPS, BATCH, EVERY, VALIDATION = 3000, 32, 250, 20  # EVERY so many steps: the 
 HYPER = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 WARM_UP, CLIP, SEEDS = 256, 1.0, (1,)
 TUNING, TUNED = 1e-6, 0  # the rate and the steps of the fine-tuning
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of so many seeds, 95 %, two-sided
 
 import hashlib
 import importlib.util
@@ -40,6 +39,9 @@ from torch.nn import functional as F
 sys.path.append("docs/examples")
 import torch_transformer  # noqa: E402
 from kahan_opt import KahanAdamW, param_groups_weight_decay  # noqa: E402
+
+sys.path.append("bench")  # fidelity puts its bindings first, which are loaded by now
+import fidelity  # noqa: E402
 
 MIXED, NEAREST, FLASH = "mixed", "nearest", "flashoptim"
 ARMS = {MIXED: None, "kahan": {"rounding": "kahan"}, "feedback": {"rounding": "feedback"},
@@ -195,7 +197,6 @@ def toy():
 def bytes_of_python():
     global TOKENS, LENGTH, STEPS, BATCH, WARM_UP, SEEDS, TUNED
     TOKENS, LENGTH, STEPS, BATCH, WARM_UP, SEEDS, TUNED = 256, 256, 1000, 16, 100, (1, 2, 3), 200
-    sys.path.append("bench")
     import scale
     return [texts_of("gpt2_" + phase, [bytes(part.flatten().tolist()) for part in scale.blocks(phase)])
             for phase in (scale.TRAIN, scale.TUNE)]
@@ -203,16 +204,11 @@ def bytes_of_python():
 
 def beside(value, reference):
     """The mean, and with a reference that of the differences with its interval: of values by seed."""
-    mean = lambda x: sum(x) / len(x)
-    said = "%.4f" % mean(value)
+    said = "%.4f | " % (sum(value) / len(value))
     if reference is None or reference is value:
-        return said + " | "
+        return said
     apart = [x - y for x, y in zip(value, reference)]
-    said += " | %+.4f" % mean(apart)
-    if len(apart) in STUDENT:
-        deviation = (sum((x - mean(apart)) ** 2 for x in apart) / (len(apart) - 1)) ** 0.5
-        said += " ± %.4f" % (STUDENT[len(apart)] * deviation / len(apart) ** 0.5)
-    return said
+    return said + ("%+.4f ± %.4f" % fidelity.interval(apart) if len(apart) > 1 else "%+.4f" % apart[0])
 
 
 def main(words):

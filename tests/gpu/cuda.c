@@ -1018,6 +1018,8 @@ static void loads(int lists) {
             bad += kopt_cuda_accumulator_add(&a, sum, a.format, 1, counts, &l.plan, stream) != KOPT_ERROR_OVERLAP;
             bad += kopt_cuda_accumulator_add(&a, out, a.format, 1, counts, &l.plan, stream) != KOPT_OK;
             bad += kopt_cuda_accumulator_read(&a, out, counts, stream) != KOPT_OK;
+            memset(&a, 0xCC, sizeof a);
+            bad += kopt_cuda_accumulator_add(&a, sum, KOPT_F32, 1, counts, &l.plan, stream) != KOPT_ERROR_UNINITIALIZED;
         }
         bad += kopt_cuda_plan_measure(&l.plan, stream) != KOPT_OK || kopt_cuda_plan_step(&l.plan, stream) != KOPT_OK;
         bad += cudaStreamEndCapture(stream, &graph) != cudaSuccess;
