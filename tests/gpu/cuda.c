@@ -778,8 +778,8 @@ static int stops(list *l, kopt_result returned, kopt_result result) {
 static void refused_arrays(int lists) {
     static list l;
     static uint64_t nothing[2]; /* no array of the GPU: a step must not use it */
-    int bad = 0, k, what, tried = 0, of_arrays = 0;
-    for (k = 0; k < lists || of_arrays == 0; ++k) {
+    int bad = 0, k, what, tried = 0, of_arrays = 0, of_blocks = 0;
+    for (k = 0; k < lists || of_arrays == 0 || of_blocks == 0; ++k) {
         make(&l, 2, 3, 300, 100);
         for (what = 0; what < 15; ++what) {
             kopt_tensor moved[6], *const t = &moved[2 + below(2)]; /* the first two tensors are right */
@@ -831,7 +831,7 @@ static void refused_arrays(int lists) {
             if (what == 14 && !t->copy) continue;
             bad += !stops(&l, kopt_cuda_plan_set_arrays(&l.plan, first, count, what == 8 ? NULL : moved, stream),
                           expected);
-            ++tried, of_arrays += what == 12;
+            ++tried, of_arrays += what == 12, of_blocks += what == 3 && !t->arrays;
         }
         discard(&l);
     }
