@@ -1211,10 +1211,11 @@ KOPT_API_ size_t kopt_list_length(const kopt_tensor *tensors, size_t count);
            if (kopt_step_range(&step, tensors, count, i, i + n)) return 1;
        }
 
-   Of k threads, thread i takes [length * i / k, length * (i + 1) / k). begin and end are rounded down to the start of a
-   block of 64 8-bit moments, except at the end of their tensor, so that ranges that cover the list still step each
-   element once. Finding the tensors takes one addition for each. Errors, among the tensors of the range: those of
-   kopt_step_run(); KOPT_ERROR_STEP also if StableAdamW steps a part of a tensor whose stable_scale is 0 (with
+   Of k threads, thread i takes [length * i / k, length * (i + 1) / k). With FEEDBACK one of them stores the tensor's
+   new rate, which the others load, too, but do not use: ThreadSanitizer reports it. begin and end are rounded down to
+   the start of a block of 64 8-bit moments, except at the end of their tensor, so that ranges that cover the list still
+   step each element once. Finding the tensors takes one addition for each. Errors, among the tensors of the range:
+   those of kopt_step_run(); KOPT_ERROR_STEP also if StableAdamW steps a part of a tensor whose stable_scale is 0 (with
    opt.moments_only it may be 0); KOPT_ERROR_BOUNDS: begin > end, or end > kopt_list_length(). */
 KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor *tensors, size_t count, size_t begin,
                                        size_t end);
