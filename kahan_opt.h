@@ -7674,8 +7674,7 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 
 /* ---- one-element updates of an array ---- */
 
-static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n);
-static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, size_t other_size);
+static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, kopt_format format);
 
 /* a->sum += x * scale, with a step of SGD: the weight is the sum, the rate is 1 and grad_scale is -scale. */
 static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_format format, double scale,
@@ -7711,16 +7710,13 @@ static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_form
 KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
                                      kopt_random_key key) {
     kopt_accumulator sum = kopt_accumulator_of(w, format, c, n);
-    kopt_result result = kopt_check_array_(w, format, n);
-    if (format == KOPT_F32) return KOPT_ERROR_OPTION;
-    if (result == KOPT_OK) result = kopt_check_array_(c, format, n);
-    if (result == KOPT_OK) result = kopt_check_array_(delta, KOPT_F32, n);
+    kopt_result result;
     sum.rounding = KOPT_KAHAN;
     sum.seed = key.seed;
     sum.step = key.step;
     sum.id = key.id;
     sum.first_index = key.first_index;
-    if (result == KOPT_OK) result = kopt_check_accumulator_(&sum, delta, 4 * n);
+    result = format == KOPT_F32 ? KOPT_ERROR_OPTION : kopt_check_accumulator_(&sum, delta, KOPT_F32);
     if (result == KOPT_OK) kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
     return result;
 }
@@ -9053,31 +9049,31 @@ KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, vo
     return a;
 }
 
-/* Checks an accumulator, and that the caller's other array (other_size bytes) overlaps neither sum nor residual. */
-static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, size_t other_size) {
-    size_t sum, residual;
+/* Checks an accumulator, and the caller's other array, a->n values, which may overlap neither sum nor residual. */
+static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, kopt_format format) {
+    size_t sum, residual, size;
     kopt_result result;
     if (a == NULL) return KOPT_ERROR_NULL;
     if (a->made_ != KOPT_MADE_) return KOPT_ERROR_UNINITIALIZED;
     if (a->reserved_n_ != 0 || a->reserved32_ != 0) return KOPT_ERROR_OPTION;
     result = kopt_check_array_(a->sum, a->format, a->n);
+    if (result == KOPT_OK) result = kopt_check_array_(other, format, a->n);
     if (result != KOPT_OK) return result;
     if ((unsigned)a->rounding > (unsigned)KOPT_EXACT || (unsigned)a->residual_rounding > 1u) return KOPT_ERROR_OPTION;
     if (a->first_index >> 63 != 0) return KOPT_ERROR_BOUNDS;
     sum = a->n * kopt_bytes_of_(a->format);
     residual = a->n * kopt_bytes_of_residual_(a->format, a->rounding);
+    size = a->n * kopt_bytes_of_(format);
     if (residual != 0 && a->residual == NULL) return KOPT_ERROR_NULL;
-    if (kopt_overlap_(a->sum, sum, a->residual, residual) || kopt_overlap_(a->sum, sum, other, other_size) ||
-        kopt_overlap_(a->residual, residual, other, other_size))
+    if (kopt_overlap_(a->sum, sum, a->residual, residual) || kopt_overlap_(a->sum, sum, other, size) ||
+        kopt_overlap_(a->residual, residual, other, size))
         return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
                                            double scale) {
-    const size_t n = a == NULL || a->made_ != KOPT_MADE_ ? 0 : a->n;
-    kopt_result result = kopt_check_array_(grad, grad_format, n);
-    if (result == KOPT_OK) result = kopt_check_accumulator_(a, grad, n * kopt_bytes_of_(grad_format));
+    const kopt_result result = kopt_check_accumulator_(a, grad, grad_format);
     if (result != KOPT_OK) return result;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
     if (a->step == 0xFFFFFFFFu || a->count == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
@@ -9092,11 +9088,10 @@ KOPT_API_ kopt_result kopt_accumulator_add(kopt_accumulator *a, const void *grad
 }
 
 KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *out) {
-    kopt_result result = kopt_check_accumulator_(a, out, a == NULL ? 0 : a->n * 4);
+    const kopt_result result = kopt_check_accumulator_(a, out, KOPT_F32);
     kopt_layout_ l;
     kopt_begun_ s;
     if (result != KOPT_OK || a->n == 0) return result;
-    if (out == NULL) return KOPT_ERROR_NULL;
     memset(&s, 0, sizeof s); /* SGD without momentum has this layout */
     s.rounding = a->rounding;
     kopt_layout_of_step_(&l, &s, a->format, a->n);

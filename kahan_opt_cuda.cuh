@@ -2441,13 +2441,11 @@ static kopt_cuda_accumulation_ kopt_cuda_accumulation_of_(const kopt_accumulator
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
                                                      double scale, uint32_t *counts, const kopt_cuda_plan *plan,
                                                      void *stream) {
-    const size_t n = a == NULL || a->made_ != KOPT_MADE_ ? 0 : a->n;
-    kopt_result result = kopt_check_array_(grad, grad_format, n);
+    kopt_result result = kopt_check_accumulator_(a, grad, grad_format);
     kopt_environment_ environment;
     kopt_cuda_accumulation_ k;
     kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 3);
     int kernel;
-    if (result == KOPT_OK) result = kopt_check_accumulator_(a, grad, n * kopt_bytes_of_(grad_format));
     if (result != KOPT_OK) return result;
     if (counts != NULL && s.control == NULL) return KOPT_ERROR_NULL;
     if (!kopt_magnitude_at_most_(scale, KOPT_3E38_)) return KOPT_ERROR_RANGE;
@@ -2469,10 +2467,9 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_add(kopt_accumulator *a, const 
 
 KOPT_CUDA_API_ kopt_result kopt_cuda_accumulator_read(const kopt_accumulator *a, float *out, const uint32_t *counts,
                                                       void *stream) {
-    const kopt_result result = kopt_check_accumulator_(a, out, a == NULL ? 0 : a->n * 4);
+    const kopt_result result = kopt_check_accumulator_(a, out, KOPT_F32);
     kopt_cuda_accumulation_ k;
     if (result != KOPT_OK || a->n == 0) return result;
-    if (out == NULL) return KOPT_ERROR_NULL;
     k = kopt_cuda_accumulation_of_(a, NULL, KOPT_F32, counts);
     k.out = (kopt_byte_ *)out;
     return kopt_cuda_launch_(kopt_cuda_read_kernel_, k, kopt_cuda_grid_(a->n), KOPT_THREADS_, stream);
