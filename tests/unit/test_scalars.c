@@ -154,6 +154,18 @@ static void test_corrections(int quick) {
             if (!(root <= worst)) worst = root;
         }
     ok(worst < 4e-7, "bias corrections, 12 betas, up to step 4000000: off by at most %.2g", worst);
+    for (i = 0; i < 2; ++i) { /* the worst that a search over beta, step and lr has found: of the rate, of the root */
+        static const double beta[] = {0.9999997480218621, 0.999999998037478};
+        static const uint32_t step[] = {534275, 153400963};
+        kopt_optimizer o = kopt_adamw(0.001986909768501119);
+        double c = -expm1(step[i] * log(beta[i])), off;
+        kopt_begun_ s;
+        o.beta1 = o.beta2 = beta[i], o.step = step[i] - 1;
+        if (!begin(&s, &o)) worst = 1;
+        off = i == 0 ? fabs((double)s.rate / o.lr * c - 1) : fabs((double)s.root_scale * sqrt(c) - 1);
+        if (!(off <= worst)) worst = off;
+    }
+    ok(worst > 6e-7 && worst < 7e-7, "bias corrections, other betas: off by at most %.2g", worst);
 }
 
 /* Beside 8-bit moments. */
