@@ -1118,8 +1118,8 @@ KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_ten
 
 /* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_SLOT_WEIGHT
    also sets the residual, t->copy and Ranger's slow weights. in must not overlap t->weight, t->state, t->copy or
-   t->counts. The errors are those of kopt_state_read(). The values are not checked: the root of a negative second
-   moment is NaN.
+   t->counts, but new weights may be the copy itself if that is KOPT_F32. The errors are those of kopt_state_read(). The
+   values are not checked: the root of a negative second moment is NaN.
 
    Use it also to change weights in the middle of a run (pruning, averaging). If you store a weight directly in
    t->weight, it keeps the residual of its old value, which is at most about half an ulp of that value; where the two
@@ -7838,10 +7838,12 @@ static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow)
         return; /* cannot be: the caller has checked the copy */
 }
 
-/* Does an array overlap the memory of a tensor? `except` is a set of kinds of memory that it may overlap. */
+/* Does an array overlap the memory of a tensor? `except` is a set of kinds of memory that it may overlap; of a copy
+   only one in fp32 that is the array itself. */
 static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, const kopt_tensor *t, const kopt_layout_ *l,
                                                 unsigned except) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *const end = kopt_memory_ranges_(span, t, l);
+    if (x != t->copy || t->copy_format != KOPT_F32) except &= ~(1u << KOPT_COPY_);
     for (a = span; a != end; a++)
         if ((except >> a->what & 1u) == 0 && kopt_overlap_(x, size, a->at, a->size)) return 1;
     return 0;
@@ -7862,8 +7864,7 @@ static kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t);
-        unsigned except = 1u << KOPT_GRADS_;
-        if (count == 1 && weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
+        const unsigned except = 1u << KOPT_GRADS_ | (unsigned)(count == 1) << KOPT_COPY_;
         if (kopt_overlaps_tensor_(weights, length * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
     }
     return KOPT_OK;
@@ -7940,14 +7941,14 @@ KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_te
     return KOPT_OK;
 }
 
-/* Checks a call that reads or writes a slot from n fp32 values, which may overlap the gradient. */
+/* Checks a call that reads a slot to n fp32 values or writes it from them, of which `except` says what they may be. */
 static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                    const void *values) {
+                                    const void *values, unsigned except) {
     const kopt_result result = kopt_check_state_(l, opt, t, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if ((unsigned)slot > (unsigned)l->moment_count) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
-    return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_) ? KOPT_ERROR_OVERLAP : KOPT_OK;
+    return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_ | except) ? KOPT_ERROR_OVERLAP : KOPT_OK;
 }
 
 /* Copies moment m, whose arrays are those of a, to out as fp32. */
@@ -7975,7 +7976,7 @@ static KOPT_NOINLINE_ void kopt_read_moment_(const kopt_layout_ *l, const kopt_j
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
     kopt_layout_ l;
     kopt_job_ a;
-    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
+    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out, 0);
     if (result != KOPT_OK || t->n == 0) return result;
     kopt_place_state_(&a, &l, t);
     if (slot == KOPT_SLOT_WEIGHT)
@@ -7988,7 +7989,8 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in) {
     kopt_layout_ l;
-    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, in);
+    const kopt_result result =
+        kopt_check_slot_(&l, opt, t, slot, in, (unsigned)(slot == KOPT_SLOT_WEIGHT) << KOPT_COPY_);
     if (result != KOPT_OK || t->n == 0) return result;
     if (slot == KOPT_SLOT_WEIGHT) {
         kopt_write_weights_(&l, t, in);
