@@ -1001,10 +1001,11 @@ typedef struct kopt_tensor {
 
 /* A state in arrays of the caller, in place of a block: for programs that already have m and v, and for tensors of
    other libraries. A step works on them in place, with the bits of a block. kopt_save() writes the same checkpoint, so
-   one may be loaded into the other. All zeros are a fresh state (Ranger: kopt_state_init(), for its slow weights). An
-   array that the options do not need is not read and may be NULL; one that they need and that is NULL is
-   KOPT_ERROR_NULL. No two arrays of a tensor, or of neighbours in a list, may overlap (KOPT_ERROR_OVERLAP). The struct
-   is read during a call only. Random bits still depend on t.id and t.first_index.
+   one may be loaded into the other. All zeros are a fresh state (Ranger: kopt_state_init(), for its slow weights). To
+   go on from moments of your own, set opt.step, and the weights by kopt_state_write(): kopt_state_init() would set the
+   moments to 0. An array that the options do not need is not read and may be NULL; one that they need and that is NULL
+   is KOPT_ERROR_NULL. No two arrays of a tensor, or of neighbours in a list, may overlap (KOPT_ERROR_OVERLAP). The
+   struct is read during a call only. Random bits still depend on t.id and t.first_index.
 
    There is no header. So what a block finds is not found here: arrays that are too short, of another format, rounding,
    rule, tensor or id, never set, or half loaded because kopt_load_from() could not read twice. Prefer a block. */
@@ -1072,7 +1073,7 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t
    with FEEDBACK, STOCHASTIC or NEAREST. Do not use it for 8-bit moments, whose scales it does not include. */
 #define KOPT_STATE_BYTES(n, bytes) (64 + sizeof(char) * (n) * (bytes) + 75)
 
-/* Makes fresh state blocks, with all moments 0, for this optimizer and a list of tensors. If weights is not NULL, it
+/* Makes fresh states, with all moments 0, for this optimizer and a list of tensors. If weights is not NULL, it
    points to kopt_list_length() fp32 values: those of tensors[0] first, then those of tensors[1], and so on. The weights
    become these values, rounded to nearest, and the residuals what the rounding lost. If weights is NULL, the weights
    stay as they are and the residuals are zero (to fine-tune such weights, see kopt_state_dither()). Then Ranger's slow
