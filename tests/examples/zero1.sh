@@ -199,7 +199,8 @@ ranks 2 --checkpoint $out/none/state >$out/log 2>&1
 [ $? = 1 ] && grep -q 'cannot open .*/none/state.new: No such file .* (all ranks need the same folder)' $out/log
 report $? "refused at the start: a folder that does not exist"
 sed 's/INT_MAX/1000/g' docs/examples/zero1.c >$out/short.c # as signs every tensor takes less
-OMPI_CC=${CC:-cc} mpicc -O2 -DKOPT_IMPLEMENTED_ -Idocs/examples -o $out/short $out/short.c $out/kahan_opt.o >$out/log 2>&1 &&
+OMPI_CC=${CC:-cc} mpicc -O2 -DKOPT_IMPLEMENTED_ -Idocs/examples -o $out/short $out/short.c $out/kahan_opt.o \
+    >$out/log 2>&1 &&
     timeout 60 $out/short --steps 1 --compress sign >$out/log 2>&1
 [ $? = 1 ] && grep -q 'tensor 0 is too large' $out/log
 report $? "refused at the start: a tensor with more elements than an int can count"
