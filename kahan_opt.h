@@ -1004,10 +1004,11 @@ typedef struct kopt_tensor {
 
 /* A state in arrays of the caller, in place of a block: for programs that already have m and v, and for tensors of
    other libraries. A step works on them in place, with the bits of a block. kopt_save() writes the same checkpoint, so
-   one may be loaded into the other. All zeros are a fresh state (Ranger: kopt_state_init(), for its slow weights). An
-   array that the options do not need is not read and may be NULL; one that they need and that is NULL is
-   KOPT_ERROR_NULL. No two arrays of a tensor, or of neighbours in a list, may overlap (KOPT_ERROR_OVERLAP). The struct
-   is read during a call only. Random bits still depend on t.id and t.first_index.
+   one may be loaded into the other. All zeros are a fresh state (Ranger: kopt_state_init(), for its slow weights). To
+   go on from moments of your own, set opt.step, and the weights by kopt_state_write(): kopt_state_init() would set the
+   moments to 0. An array that the options do not need is not read and may be NULL; one that they need and that is NULL
+   is KOPT_ERROR_NULL. No two arrays of a tensor, or of neighbours in a list, may overlap (KOPT_ERROR_OVERLAP). The
+   struct is read during a call only. Random bits still depend on t.id and t.first_index.
 
    There is no header. So what a block finds is not found here: arrays that are too short, of another format, rounding,
    rule, tensor or id, never set, or half loaded because kopt_load_from() could not read twice. Prefer a block. */
@@ -1075,7 +1076,7 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t
    with FEEDBACK, STOCHASTIC or NEAREST. Do not use it for 8-bit moments, whose scales it does not include. */
 #define KOPT_STATE_BYTES(n, bytes) (64 + sizeof(char) * (n) * (bytes) + 75)
 
-/* Makes fresh state blocks, with all moments 0, for this optimizer and a list of tensors. If weights is not NULL, it
+/* Makes fresh states, with all moments 0, for this optimizer and a list of tensors. If weights is not NULL, it
    points to kopt_list_length() fp32 values: those of tensors[0] first, then those of tensors[1], and so on. The weights
    become these values, rounded to nearest, and the residuals what the rounding lost. If weights is NULL, the weights
    stay as they are and the residuals are zero (to fine-tune such weights, see kopt_state_dither()). Then Ranger's slow
@@ -1121,8 +1122,8 @@ KOPT_API_ KOPT_RESULT_ kopt_state_read(const kopt_optimizer *opt, const kopt_ten
 
 /* Sets the weights or a moment from n fp32 values, rounded to nearest (docs/numerics.md section 8b). KOPT_SLOT_WEIGHT
    also sets the residual, t->copy and Ranger's slow weights. in must not overlap t->weight, t->state, t->copy or
-   t->counts. The errors are those of kopt_state_read(). The values are not checked: the root of a negative second
-   moment is NaN.
+   t->counts, but new weights may be the copy itself if that is KOPT_F32. The errors are those of kopt_state_read(). The
+   values are not checked: the root of a negative second moment is NaN.
 
    Use it also to change weights in the middle of a run (pruning, averaging). If you store a weight directly in
    t->weight, it keeps the residual of its old value, which is at most about half an ulp of that value; where the two
@@ -7839,10 +7840,12 @@ static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow)
         return; /* cannot be: the caller has checked the copy */
 }
 
-/* Does an array overlap the memory of a tensor? `except` is a set of kinds of memory that it may overlap. */
+/* Does an array overlap the memory of a tensor? `except` is a set of kinds of memory that it may overlap; of a copy
+   only one in fp32 that is the array itself. */
 static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, const kopt_tensor *t, const kopt_layout_ *l,
                                                 unsigned except) {
     kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *const end = kopt_memory_ranges_(span, t, l);
+    if (x != t->copy || t->copy_format != KOPT_F32) except &= ~(1u << KOPT_COPY_);
     for (a = span; a != end; a++)
         if ((except >> a->what & 1u) == 0 && kopt_overlap_(x, size, a->at, a->size)) return 1;
     return 0;
@@ -7863,8 +7866,7 @@ static kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor
     for (i = 0; i < count; i++) {
         const kopt_tensor *const t = &tensors[i];
         const kopt_layout_ l = kopt_layout_for_(opt, t);
-        unsigned except = 1u << KOPT_GRADS_;
-        if (count == 1 && weights == t->copy && t->copy_format == KOPT_F32) except |= 1u << KOPT_COPY_;
+        const unsigned except = 1u << KOPT_GRADS_ | (unsigned)(count == 1) << KOPT_COPY_;
         if (kopt_overlaps_tensor_(weights, length * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
     }
     return KOPT_OK;
@@ -7941,14 +7943,14 @@ KOPT_API_ kopt_result kopt_state_dither(const kopt_optimizer *opt, const kopt_te
     return KOPT_OK;
 }
 
-/* Checks a call that reads or writes a slot from n fp32 values, which may overlap the gradient. */
+/* Checks a call that reads a slot to n fp32 values or writes it from them, of which `except` says what they may be. */
 static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
-                                    const void *values) {
+                                    const void *values, unsigned except) {
     const kopt_result result = kopt_check_state_(l, opt, t, KOPT_CHECK_STATE_);
     if (result != KOPT_OK) return result;
     if ((unsigned)slot > (unsigned)l->moment_count) return KOPT_ERROR_OPTION;
     if (t->n != 0 && values == NULL) return KOPT_ERROR_NULL;
-    return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_) ? KOPT_ERROR_OVERLAP : KOPT_OK;
+    return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_ | except) ? KOPT_ERROR_OVERLAP : KOPT_OK;
 }
 
 /* Copies moment m, whose arrays are those of a, to out as fp32. */
@@ -7976,7 +7978,7 @@ static KOPT_NOINLINE_ void kopt_read_moment_(const kopt_layout_ *l, const kopt_j
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
     kopt_layout_ l;
     kopt_job_ a;
-    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out);
+    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, out, 0);
     if (result != KOPT_OK || t->n == 0) return result;
     kopt_place_state_(&a, &l, t);
     if (slot == KOPT_SLOT_WEIGHT)
@@ -7989,7 +7991,8 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
 KOPT_API_ kopt_result kopt_state_write(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot,
                                        const float *in) {
     kopt_layout_ l;
-    const kopt_result result = kopt_check_slot_(&l, opt, t, slot, in);
+    const kopt_result result =
+        kopt_check_slot_(&l, opt, t, slot, in, (unsigned)(slot == KOPT_SLOT_WEIGHT) << KOPT_COPY_);
     if (result != KOPT_OK || t->n == 0) return result;
     if (slot == KOPT_SLOT_WEIGHT) {
         kopt_write_weights_(&l, t, in);

@@ -145,10 +145,11 @@ static int inspect(bytes p, uint64_t *size) {
         start[i + 1] = at;
         complete += at <= there;
         weights += t[i].n;
-        if (i < LISTED)
-            printf("  tensor %-4lu id %lu, %lu weights in %s, bytes %llu to %llu\n", (unsigned long)i + 1,
-                   (unsigned long)t[i].id, (unsigned long)t[i].n, formats[t[i].weight_format],
-                   (unsigned long long)start[i], (unsigned long long)at - 1);
+        if (i >= LISTED) continue;
+        printf("  tensor %-4lu id %lu, %lu weights in %s", (unsigned long)i + 1, (unsigned long)t[i].id,
+               (unsigned long)t[i].n, formats[t[i].weight_format]);
+        if (t[i].first_index != 0) printf(" from element %llu on", (unsigned long long)t[i].first_index); /* a shard */
+        printf(", bytes %llu to %llu\n", (unsigned long long)start[i], (unsigned long long)at - 1);
     }
     if (found > LISTED) printf("  ... and %lu more\n", (unsigned long)found - LISTED);
     if (there < need) {

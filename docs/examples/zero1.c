@@ -227,7 +227,8 @@ static void make_exchange(void) {
     for (int k = 0; k < LAYERS; ++k) {
         const size_t whole = kopt_format_size(code, tensor_size(k));
         const size_t mine = kopt_format_size(code, shard_size(k, rank));
-        if (whole > INT_MAX || mine > INT_MAX / (size_t)ranks) fail("tensor %d is too large for one call of MPI", k);
+        if (whole > INT_MAX || tensor_size(k) > INT_MAX || mine > INT_MAX / (size_t)ranks)
+            fail("tensor %d is too large for one call of MPI", k);
         if (whole > largest) largest = whole;
         if (mine > share) share = mine;
     }
@@ -398,7 +399,9 @@ static void read_all(int file, void *to, size_t size, off_t place) {
     while (size > 0) {
         const ssize_t done = pread(file, p, size, place);
         if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) fail("cannot read %s: %s", file_name, done < 0 ? strerror(errno) : "it ends too early");
+        if (done <= 0)
+            fail("cannot read %s: %s (%s.previous is the one before)", file_name,
+                 done < 0 ? strerror(errno) : "it ends too early", file_name);
         p += done, size -= (size_t)done, place += done;
     }
 }
@@ -512,10 +515,21 @@ static void save(void) {
     }
 }
 
+/* Is there a checkpoint? If only the one before is, a new run would soon replace it. */
+static int find(void) {
+    char previous[4096];
+    if (access(file_name, F_OK) == 0) return 1;
+    if (errno != ENOENT) fail("cannot read %s: %s", file_name, strerror(errno));
+    snprintf(previous, sizeof previous, "%s.previous", file_name);
+    if (access(previous, F_OK) == 0)
+        fail("%s is missing, but %s is there: rename it to go on, remove it to begin anew", file_name, previous);
+    return 0;
+}
+
 /* All ranks take the header from rank 0, and refuse images of another step. */
 static int load(void) {
     char header[HEADER];
-    int there = rank == 0 && access(file_name, F_OK) == 0;
+    int there = rank == 0 && find();
     MPI_Bcast(&there, 1, MPI_INT, 0, MPI_COMM_WORLD);
     if (!there) return 0;
     const int file = open_file(file_name, O_RDONLY);

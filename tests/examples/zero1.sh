@@ -62,7 +62,7 @@ same() { # same WHOLE ARGUMENT...: WHOLE are the arguments of zero1_whole
     : >$out/log
     for n in 0 1 2 3 4; do
         if [ $n = 1 ] && [ $# != 0 ]; then continue; fi
-        rm -f $out/state.$n
+        rm -f $out/state.$n $out/state.$n.previous
         ranks $n --steps $batches --checkpoint $out/state.$n --every 1000 "$@" >$out/said.$n 2>>$out/log ||
             wrong="$wrong $n"
         cmp $out/state.0 $out/state.$n >>$out/log 2>&1 || wrong="$wrong $n"
@@ -183,9 +183,27 @@ cp $out/wanted $out/state
 refused 2 'was made with other options:' 'the checkpoint of another format' --compress q8
 cp docs/examples/zero1.c $out/state
 refused 0 'is not a checkpoint' 'a file of another kind' "$@"
+./build.sh examples inspect $out/wanted >$out/log && grep -q 'id 0, 512 weights in fp16 from element 1536 on, ' $out/log
+report $? "inspect.c says which chunk of which tensor each image is"
+cp $out/wanted $out/state
+mv $out/state $out/state.previous
+cp $out/state.previous $out/before
+ranks 2 --checkpoint $out/state "$@" >$out/log 2>&1
+[ $? = 1 ] && grep -q 'state is missing, but .*state.previous is there' $out/log &&
+    cmp $out/state.previous $out/before >>$out/log 2>&1 && [ ! -e $out/state ]
+report $? "refused at the start: a file that was removed, beside the one before, which stays"
+ranks 2 --checkpoint $out/before/state >$out/log 2>&1
+[ $? = 1 ] && grep -q 'cannot read .*/before/state: Not a directory' $out/log
+report $? "refused at the start: a file that cannot be looked for"
 ranks 2 --checkpoint $out/none/state >$out/log 2>&1
 [ $? = 1 ] && grep -q 'cannot open .*/none/state.new: No such file .* (all ranks need the same folder)' $out/log
 report $? "refused at the start: a folder that does not exist"
+sed 's/INT_MAX/1000/g' docs/examples/zero1.c >$out/short.c # as signs every tensor takes less
+OMPI_CC=${CC:-cc} mpicc -O2 -DKOPT_IMPLEMENTED_ -Idocs/examples -o $out/short $out/short.c $out/kahan_opt.o \
+    >$out/log 2>&1 &&
+    timeout 60 $out/short --steps 1 --compress sign >$out/log 2>&1
+[ $? = 1 ] && grep -q 'tensor 0 is too large' $out/log
+report $? "refused at the start: a tensor with more elements than an int can count"
 RANKS=2 ./build.sh examples zero1 --steps 2 >$out/log 2>&1
 report $? "./build.sh examples zero1 runs it"
 for arguments in '--steps 0' '--compress q4' 'state'; do

@@ -187,6 +187,7 @@ static int copy_differs(void) {
 }
 
 static void check_copies(void) {
+    kopt_tensor two[2];
     int format, to, rounding, with, bad = 0, cases = 0;
     for (format = KOPT_F32; format <= KOPT_FP16; ++format)
         for (to = KOPT_F32; to <= KOPT_FP16; ++to)
@@ -215,12 +216,35 @@ static void check_copies(void) {
         bad += ref_get(weight.byte, 2, (size_t)with) != ref_narrow(KOPT_BF16, ref_get(before[0].byte, 4, (size_t)with));
     ok(!bad, "... and all of them are read before it is written");
     photograph();
+    two[0] = two[1] = t, two[1].n = 0;
+    refuses(kopt_state_init(&opt, two, 2, initial()), KOPT_ERROR_OVERLAP, "initial weights of two, the copy of one");
     t.copy_format = KOPT_BF16;
     refuses(kopt_state_init(&opt, &t, 1, initial()), KOPT_ERROR_OVERLAP, "initial weights that are a 16-bit copy");
     t.copy = floats.byte + 4, t.copy_format = KOPT_F32;
     refuses(kopt_state_init(&opt, &t, 1, initial()), KOPT_ERROR_OVERLAP, "initial weights partly over the copy");
     t.copy = floats.byte + 4 * N - 1;
     refuses(kopt_state_init(&opt, &t, 1, initial()), KOPT_ERROR_OVERLAP, "... by one byte");
+
+    build(kopt_ranger(1e-2));
+    t.copy = floats.byte, t.copy_format = KOPT_F32;
+    bad = kopt_state_init(&opt, &t, 1, initial()) != KOPT_OK;
+    for (with = 0; with < N; ++with) ref_set(floats.byte, 4, (size_t)with, 0x3f812345u + 0x10001u * (unsigned)with);
+    before[0] = floats;
+    bad += kopt_state_write(&opt, &t, KOPT_SLOT_WEIGHT, initial()) != KOPT_OK || copy_differs();
+    ok(!bad, "what the program stored in the fp32 copy may be written as the weights");
+    bad = kopt_state_read(&opt, &t, KOPT_SLOT_WEIGHT, (float *)(void *)copy.byte) != KOPT_OK;
+    for (with = 0; with < N; ++with)
+        bad += ref_get(copy.byte, 4, (size_t)with) - ref_get(before[0].byte, 4, (size_t)with) + 64 > 128; /* 2^-17 */
+    ok(!bad, "... and all of it is read before the copy is written: %d differ", bad);
+    photograph();
+    refuses(kopt_state_write(&opt, &t, KOPT_SLOT_FIRST_MOMENT, initial()), KOPT_ERROR_OVERLAP, "moments from the copy");
+    refuses(kopt_state_read(&opt, &t, KOPT_SLOT_WEIGHT, (float *)(void *)floats.byte), KOPT_ERROR_OVERLAP,
+            "weights read into the copy");
+    t.copy_format = KOPT_BF16;
+    refuses(kopt_state_write(&opt, &t, KOPT_SLOT_WEIGHT, initial()), KOPT_ERROR_OVERLAP, "weights from a 16-bit copy");
+    t.copy = floats.byte + 4, t.copy_format = KOPT_F32;
+    refuses(kopt_state_write(&opt, &t, KOPT_SLOT_WEIGHT, initial()), KOPT_ERROR_OVERLAP,
+            "weights partly over the copy");
 }
 
 /* ---- an addition to an array ------------------------------------------------------------------------------------- */
