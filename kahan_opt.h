@@ -3167,7 +3167,8 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_block_(const kopt_tensor *t, co
         const kopt_result result = kopt_check_arrays_(t, l);
         MUST_(result != KOPT_ERROR_SIZE, SIZE, "arrays: size must be sizeof(kopt_state_arrays)");
         MUST_(result != KOPT_ERROR_OPTION, OPTION, "arrays: with them state must be NULL");
-        MUST_(result != KOPT_ERROR_NULL, NULL, "arrays: one that the options need is NULL");
+        MUST_(result != KOPT_ERROR_NULL, NULL,
+              "arrays: the options need one that is NULL: residual, moment, scale, slow, slow_residual or rates");
         return KOPT_OK;
     }
     if (l->total == 0) return KOPT_OK;

@@ -511,7 +511,8 @@ static void check_words(void) {
     SAYS((void)0, "all fields");
     SAYS(a->size = 8, "sizeof(kopt_state_arrays)");
     SAYS(own.t[1].state = own.room, "state must be NULL");
-    SAYS(a->moment[1] = NULL, "arrays: one that the options need is NULL");
+    SAYS(a->moment[1] = NULL,
+         "arrays: the options need one that is NULL: residual, moment, scale, slow, slow_residual or rates");
     SAYS(a->moment[1] = a->moment[0], "overlap");
     SAYS(a->residual = own.weight[0], "the tensor before");
 #undef SAYS
