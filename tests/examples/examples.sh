@@ -55,6 +55,10 @@ sed 's/^/# /' $out/log
 sh build.sh examples languages >$out/log 2>&1
 report $? "languages: those whose compilers are here find the sizes and offsets of the header, and print the same bits"
 sed 's/^/# /' $out/log
+${CC:-cc} -fsyntax-only -Wall -Wextra -Wpedantic -Wstrict-prototypes -Wmissing-prototypes -Werror -I. \
+    build/examples/languages/kahan_opt.c >$out/log 2>&1
+report $? "languages: bindings.py writes C without warnings"
+sed 's/^/# /' $out/log
 version=$(sed -n 's/^#define KOPT_VERSION \([0-9]*\).*/\1/p' kahan_opt.h)
 [ "$(grep -il "version.* $version[,;]" docs/examples/languages/[Tt]rain.* | wc -l)" = 3 ] # Go reads the header
 report $? "languages: also where a compiler is missing, the program is for this version"
