@@ -133,9 +133,9 @@
    4. Subnormals. A step stores bf16 and fp32 values below 2^-126 in magnitude as +0. fp16 subnormals are ordinary
       values, and 8-bit moments are not flushed. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
-   6. Memory. Any alignment; n up to SIZE_MAX / 32 - 8; pointers may be NULL if n is 0. The stack use is at most 12 KB
-      (3 KB in a build without vectors), and 4 KB more with 8-bit moments or with what KAHAN_OPT_VMATH adds. Compiled by
-      clang -O0, functions use up to 48 KB.
+   6. Memory. Any alignment (inline functions: that of the type); n up to SIZE_MAX / 32 - 8; pointers may be NULL if n
+      is 0. The stack use is at most 12 KB (3 KB in a build without vectors), and 4 KB more with 8-bit moments or with
+      what KAHAN_OPT_VMATH adds. Compiled by clang -O0, functions use up to 48 KB.
    7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
       kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
       struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused. Inline steps
@@ -146,9 +146,10 @@
       made it, and only if it is byte for byte what kopt_save() would write, whoever made its checksum. Equal runs have
       equal bytes in weights and state blocks: a load or another learning rate on the way leaves no trace of its own.
    9. Growth. Structs have reserved fields, which must be 0, and no padding: neither packing options nor a #pragma pack
-      change their layout. Constructors compare the version of the header and the sizes of its structs with those of the
-      implementation. If they differ (before 1.0 in any digit, later in the major version), or if -fshort-enums is not
-      the same in all files, every call with that optimizer returns KOPT_ERROR_VERSION and touches no memory.
+      change their layout, unless enums are short (-fshort-enums, the default of arm-none-eabi). Constructors compare
+      the version of the header and the sizes of its structs with those of the implementation. If they differ (before
+      1.0 in any digit, later in the major version), or if enums are not as short in all files, every call with that
+      optimizer returns KOPT_ERROR_VERSION and touches no memory.
 
    BYTES PER PARAMETER (weight + gradient + state; AdamW)
                                weight   grad   residual   moments   total

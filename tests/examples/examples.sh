@@ -55,6 +55,13 @@ sed 's/^/# /' $out/log
 sh build.sh examples languages >$out/log 2>&1
 report $? "languages: those whose compilers are here find the sizes and offsets of the header, and print the same bits"
 sed 's/^/# /' $out/log
+${CC:-cc} -fsyntax-only -Wall -Wextra -Wpedantic -Wstrict-prototypes -Wmissing-prototypes -Werror -I. \
+    build/examples/languages/kahan_opt.c >$out/log 2>&1
+report $? "languages: bindings.py writes C without warnings"
+sed 's/^/# /' $out/log
+version=$(sed -n 's/^#define KOPT_VERSION \([0-9]*\).*/\1/p' kahan_opt.h)
+[ "$(grep -il "version.* $version[,;]" docs/examples/languages/[Tt]rain.* | wc -l)" = 3 ] # Go reads the header
+report $? "languages: also where a compiler is missing, the program is for this version"
 if command -v luajit >/dev/null; then
     sed 's/reserved_\[7\]/reserved_[8]/' docs/examples/languages/train.lua >$out/wrong.lua
     ! luajit $out/wrong.lua build/examples/languages/libkahan_opt.so >$out/log 2>&1 &&
@@ -66,7 +73,6 @@ if command -v luajit >/dev/null; then
     report $? "languages: so does one with a wrong offset"
 fi
 if command -v cmake >/dev/null && command -v pkg-config >/dev/null; then
-    version=$(sed -n 's/^#define KOPT_VERSION \([0-9]*\).*/\1/p' kahan_opt.h)
     CFLAGS=-DKAHAN_OPT_NO_SIMD sh build.sh examples cmake >$out/log 2>&1 &&
         [ "$(grep -c "version $version, weight -0.000999451" $out/log)" = 3 ] &&
         grep -q "pkg-config: .* $((version / 10000)).$((version / 100 % 100)).$((version % 100))\$" $out/log

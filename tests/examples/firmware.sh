@@ -84,9 +84,10 @@ careless() { # what goes wrong is said, by the compiler, the program or run.sh
             echo "flash.h, $change: not refused"
     done >>$out/wrong
     edit $out/edited flash.h 's/3 . FLASH_SECTOR/FLASH_SECTOR/'
+    sed 's,uint32_t word = c->,if (address >= FLASH_BYTES) board_end(3); &,' $example/chip.c >$out/edited/chip.c
     sh $out/edited/run.sh build host $out/small -DSAVE_EVERY=50 >>$out/wrong 2>&1
     ! CHIP=$out/chip $out/small >$out/log && grep -q '^flash_save failed$' $out/log ||
-        echo 'a small slot: not refused' >>$out/wrong
+        echo 'a small slot: not refused, or read beyond the chip' >>$out/wrong
     for words in BY_WEIGHT 'build nothing no' 'start nothing no'; do
         ! run $words >$out/log 2>&1 && grep -q 'Machines: host\|no machine nothing' $out/log ||
             echo "run.sh $words: not refused"

@@ -42,6 +42,8 @@ static int is_good(int slot, size_t size, uint32_t *number) {
     return stored == crc;
 }
 
+static int fits(size_t size) { return size % FLASH_UNIT == 0 && size <= FLASH_SLOT - 2 * FLASH_UNIT; }
+
 static void find(size_t size) {
     uint32_t number;
     int slot;
@@ -51,6 +53,7 @@ static void find(size_t size) {
 }
 
 int flash_load(void *data, size_t size) {
+    if (!fits(size)) return 0;
     find(size);
     if (newest == NONE) return 0;
     chip_read((uint32_t)newest * FLASH_SLOT + FLASH_UNIT, data, size);
@@ -60,7 +63,7 @@ int flash_load(void *data, size_t size) {
 int flash_save(const void *data, size_t size) {
     uint32_t head[FLASH_UNIT / 4] = {0}, tail[FLASH_UNIT / 4] = {0}, address, erased, number;
     int slot;
-    if (size % FLASH_UNIT != 0 || size > FLASH_SLOT - 2 * FLASH_UNIT) return 0;
+    if (!fits(size)) return 0;
     find(size);
     slot = (newest + 1) % FLASH_SLOTS;
     address = (uint32_t)slot * FLASH_SLOT;

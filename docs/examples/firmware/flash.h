@@ -9,7 +9,7 @@
    The size is a multiple of FLASH_UNIT, at most FLASH_SLOT - 2 * FLASH_UNIT, and always the same. */
 int flash_save(const void *data, size_t size);
 
-/* Loads the bytes of the last save that was complete. Returns 0 and changes nothing if there is none. */
+/* Loads the bytes of the last save that was complete. Returns 0 and changes nothing if there is none of this size. */
 int flash_load(void *data, size_t size);
 
 /* ---- The chip: set these numbers to yours ------------------------------------------------------------------------ */

@@ -57,7 +57,7 @@ start() { # start MACHINE PROGRAM [OPTION...]; with -icount, qemu counts instruc
     set -- -icount shift=6 -nographic -monitor none -serial none -chardev stdio,id=out \
         -semihosting-config enable=on,target=native,chardev=out -kernel "$program" "$@"
     case $machine in
-    host) "$program" ;;
+    host) "$(dirname "$program")/$(basename "$program")" ;;
     cortex-m4f) qemu-system-arm -M mps2-an386 "$@" ;;
     cortex-m0plus) qemu-system-arm -M mps2-an385 "$@" ;; # a Cortex-M3, which executes this code, too
     rv32imafc) qemu-system-riscv32 -M virt -bios none "$@" ;;

@@ -5,7 +5,7 @@ using System.Runtime.InteropServices;
 static unsafe class Train {
     const string Library = "kahan_opt";
 
-    const int Version = 900, AdamW = 64, Bf16 = 1;
+    const int Version = 1200, AdamW = 64, Bf16 = 1;
 
     [StructLayout(LayoutKind.Explicit, Size = 256)]
     struct Optimizer { // the fields that are used here
@@ -33,13 +33,14 @@ static unsafe class Train {
     [DllImport(Library)] static extern long kopt_layout_of(string name);
 
     static void Check(int result) { if (result != 0) throw new Exception(new string(kopt_result_string(result))); }
-    static void Expect(string name, long offset) {
-        if (kopt_layout_of(name) != offset) throw new Exception(name + " is at " + kopt_layout_of(name));
+    static void Expect<Struct>(string field, string name) { // is the field where the library has it?
+        if (kopt_layout_of(name) != (long)Marshal.OffsetOf(typeof(Struct), field))
+            throw new Exception(name + " is at " + kopt_layout_of(name));
     }
 
     static void Main() {
-        Expect("kopt_optimizer.weight_decay: double", 80);
-        Expect("kopt_tensor.weight_format: kopt_format", 64);
+        Expect<Optimizer>("weight_decay", "kopt_optimizer.weight_decay: double");
+        Expect<Tensor>("weight_format", "kopt_tensor.weight_format: kopt_format");
         Optimizer opt;
         Check(kopt_optimizer_init(out opt, AdamW, 1e-3, Version, (UIntPtr)sizeof(Optimizer), (UIntPtr)sizeof(Tensor)));
         opt.weight_decay = 0.1;

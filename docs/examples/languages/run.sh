@@ -13,7 +13,7 @@ have() { command -v "$1" >/dev/null 2>&1 || { echo "$2 is left out: there is no 
 python3 docs/examples/python/bindings.py kahan_opt.h "$out" >/dev/null
 ${CC:-cc} -shared -fPIC -O2 -I. -o "$out/libkahan_opt.so" "$out/kahan_opt.c"
 : >"$out/said"
-run() { LD_LIBRARY_PATH=$out "$@" | tee -a "$out/said"; }
+run() { LD_LIBRARY_PATH=$out "$@" >"$out/line" && tee -a "$out/said" <"$out/line"; }
 if have rustc Rust; then
     rustc --edition 2021 -O -L "$out" -l kahan_opt -o "$out/rust" $here/train.rs
     run "$out/rust"

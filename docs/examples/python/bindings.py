@@ -297,7 +297,8 @@ def write(header, path, folder):
         if inline:  # no symbol of the library: the C file adds one
             symbol = "inline_" + function
             names = ["a%d" % i for i in range(len(arguments))]
-            head = "%s %s(%s)" % (result, symbol, ", ".join("%s %s" % pair for pair in zip(arguments, names)))
+            head = "%s %s(%s)" % (result, symbol,
+                                  ", ".join("%s %s" % pair for pair in zip(arguments, names)) or "void")
             inlines.append("%s %s;\n%s { %s%s(%s); }\n" % (
                 api, head, head, "" if result == "void" else "return ", function, ", ".join(names)))
         else:
