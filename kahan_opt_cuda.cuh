@@ -574,30 +574,32 @@ KOPT_CUDA_FN_ void kopt_cuda_store_octet_(kopt_byte_ *p, uint64_t i, size_t size
     if (size == 1) kopt_cuda_store_words_(p + i, from, 8);
 }
 
-/* An element of 1, 2 or 4 bytes, in the low bits, at any alignment. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_(const kopt_byte_ *p, size_t size) {
+/* Element i, of 1, 2 or 4 bytes, in the low bits, at any alignment, or 0 if there is no such array. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_(const kopt_byte_ *array, uint64_t i, size_t size) {
+    const kopt_byte_ *const p = array + i * size;
     uint32_t a = 0, byte;
     if (size == 4 && ((uintptr_t)p & 3) == 0) {
         asm volatile("ld.global.u32 %0, [%1];" : "=r"(a) : "l"(p));
     } else if (size == 2 && ((uintptr_t)p & 1) == 0) {
         asm volatile("ld.global.u16 %0, [%1];" : "=r"(a) : "l"(p));
     } else {
-        for (size_t i = 0; i < size; i++) {
-            asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p + i));
-            a |= byte << (8 * i);
+        for (size_t k = 0; k < size; k++) {
+            asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(p + k));
+            a |= byte << (8 * k);
         }
     }
     return a;
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_store_one_(kopt_byte_ *p, size_t size, uint32_t a) {
+KOPT_CUDA_FN_ void kopt_cuda_store_one_(kopt_byte_ *array, uint64_t i, size_t size, uint32_t a) {
+    kopt_byte_ *const p = array + i * size;
     if (size == 4 && ((uintptr_t)p & 3) == 0) {
         asm volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else if (size == 2 && ((uintptr_t)p & 1) == 0) {
         asm volatile("st.global.u16 [%0], %1;" : : "l"(p), "r"(a) : "memory");
     } else {
-        for (size_t i = 0; i < size; i++)
-            asm volatile("st.global.u8 [%0], %1;" : : "l"(p + i), "r"(a >> (8 * i)) : "memory");
+        for (size_t k = 0; k < size; k++)
+            asm volatile("st.global.u8 [%0], %1;" : : "l"(p + k), "r"(a >> (8 * k)) : "memory");
     }
 }
 
@@ -609,6 +611,9 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_(const uint32_t *packed, size_t size, i
 
 /* The 1-byte residuals of COMPACT, and codes, are signed. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_sign_extend_(uint32_t a, size_t size) { return size == 1 ? (a ^ 0x80u) - 0x80u : a; }
+KOPT_CUDA_FN_ uint32_t kopt_cuda_load_signed_(const kopt_byte_ *array, uint64_t i, size_t size) {
+    return size == 0 ? 0 : kopt_cuda_sign_extend_(kopt_cuda_load_one_(array, i, size), size);
+}
 
 /* ---- random bits ---- */
 
@@ -636,37 +641,22 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_number_(uint32_t word, int half, uint32_t multi
 /* ---- elements: any kind, any value, any alignment ---- */
 
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_(const kopt_cuda_tensor_ *t, const kopt_begun_ *s) {
-    const int adam = s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER; /* as in kopt_kind_of_() */
-    kopt_kind_ kind;
-    kind.rule = adam ? KOPT_RULE_ADAM : s->rule;
-    kind.weight = (kopt_format)t->weight_format;
-    kind.grad = (kopt_format)t->grad_format;
-    kind.first = s->moment_count == 0 ? KOPT_F32 : s->first_moment_format;
-    kind.second = s->moment_count == 0 ? KOPT_F32 : s->second_moment_format;
-    kind.rounding = s->rounding;
-    kind.moment_rounding = s->moment_rounding;
-    kind.residual_rounding = s->residual_rounding;
-    kind.moment_count = s->moment_count;
-    kind.feedback = 0;
-    kind.nesterov = s->nesterov;
-    return kind;
-}
-
-KOPT_CUDA_FN_ kopt_byte_ *kopt_cuda_scale_at_(const kopt_cuda_tensor_ *t, int m, uint64_t i) {
-    return t->scale[m] + i / KOPT_BLOCK_;
+    kopt_job_ job;
+    job.step = s;
+    job.weight_format = (kopt_format)t->weight_format;
+    job.grad_format = (kopt_format)t->grad_format;
+    return kopt_kind_of_(&job);
 }
 
 /* Moment m of element i in its word; of 8-bit moments as fp32, and of a mean of squares their root. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_load_moment_(const kopt_cuda_tensor_ *t, kopt_kind_ kind, int m, uint64_t i) {
     const kopt_format format = kopt_moment_format_(kind, m);
     float y;
-    if (format != KOPT_Q8)
-        return kopt_cuda_load_one_(t->moment[m] + i * kopt_bytes_of_(format), kopt_bytes_of_(format));
-    y = kopt_decode_q8_cuda_(kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->moment[m] + i, 1), 1),
-                             kopt_is_square_(kind.rule, m), 0);
+    if (format != KOPT_Q8) return kopt_cuda_load_one_(t->moment[m], i, kopt_bytes_of_(format));
+    y = kopt_decode_q8_cuda_(kopt_cuda_load_signed_(t->moment[m], i, 1), kopt_is_square_(kind.rule, m), 0);
     KOPT_OPAQUE_FLOAT_(y); /* see kopt_decode_number_ */
     return kopt_as_u32_(
-        kopt_mul_cuda_(y, kopt_as_f32_(kopt_scale_q8_(kopt_cuda_load_one_(kopt_cuda_scale_at_(t, m, i), 1)))));
+        kopt_mul_cuda_(y, kopt_as_f32_(kopt_scale_q8_(kopt_cuda_load_one_(t->scale[m], i / KOPT_BLOCK_, 1)))));
 }
 
 /* Steps element i from memory to memory. 8-bit moments are not stored but returned, as fp32. */
@@ -685,39 +675,32 @@ KOPT_CUDA_FN_ uint4 kopt_cuda_element_(const kopt_cuda_tensor_ *t, kopt_kind_ ki
     k.use_decay = kopt_as_u32_(k.weight_decay) != 0;
     if (kind.feedback) k.beta1 = t->beta1;
     if (kind.feedback) k.feedback = t->feedback;
-    e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
-    e.grad = kopt_cuda_load_one_(t->grad + i * grad_size, grad_size);
-    e.residual = e.slow = e.slow_residual = 0;
-    if (residual_size != 0)
-        e.residual =
-            kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->residual + i * residual_size, residual_size), residual_size);
+    e.weight = kopt_cuda_load_one_(t->weight, i, weight_size);
+    e.grad = kopt_cuda_load_one_(t->grad, i, grad_size);
+    e.residual = kopt_cuda_load_signed_(t->residual, i, residual_size);
+    e.slow = e.slow_residual = 0;
     KOPT_UNROLL_
     for (m = 0; m < 4; m++) e.moment[m] = m < kind.moment_count ? kopt_cuda_load_moment_(t, kind, m, i) : 0;
     if (k.sync) {
-        e.slow = kopt_cuda_load_one_(t->slow + i * weight_size, weight_size);
-        if (residual_size != 0)
-            e.slow_residual = kopt_cuda_sign_extend_(
-                kopt_cuda_load_one_(t->slow_residual + i * residual_size, residual_size), residual_size);
+        e.slow = kopt_cuda_load_one_(t->slow, i, weight_size);
+        e.slow_residual = kopt_cuda_load_signed_(t->slow_residual, i, residual_size);
     }
     w = kopt_load_weight_cuda_(kind, e.weight, e.residual, &compensation, NULL);
     x = kopt_direction_cuda_(kind, &k, w, compensation, &e, r);
     kopt_commit_element_cuda_(kind, &k, x, w, compensation, &e, r, k.sync);
     if (!k.moments_only) {
-        kopt_cuda_store_one_(t->weight + i * weight_size, weight_size, e.weight);
-        if (residual_size != 0) kopt_cuda_store_one_(t->residual + i * residual_size, residual_size, e.residual);
+        kopt_cuda_store_one_(t->weight, i, weight_size, e.weight);
+        if (residual_size != 0) kopt_cuda_store_one_(t->residual, i, residual_size, e.residual);
         if (t->copy != NULL)
-            kopt_cuda_store_one_(t->copy + i * copy_size, copy_size,
-                                 kopt_encode_copy_cuda_(kind, &e, (kopt_format)t->copy_format));
-        if (k.sync) kopt_cuda_store_one_(t->slow + i * weight_size, weight_size, e.weight);
-        if (k.sync && residual_size != 0)
-            kopt_cuda_store_one_(t->slow_residual + i * residual_size, residual_size, e.residual);
+            kopt_cuda_store_one_(t->copy, i, copy_size, kopt_encode_copy_cuda_(kind, &e, (kopt_format)t->copy_format));
+        if (k.sync) kopt_cuda_store_one_(t->slow, i, weight_size, e.weight);
+        if (k.sync && residual_size != 0) kopt_cuda_store_one_(t->slow_residual, i, residual_size, e.residual);
     }
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
         if (m < kind.moment_count && kopt_moment_format_(kind, m) != KOPT_Q8)
-            kopt_cuda_store_one_(t->moment[m] + i * kopt_moment_bytes_(kind, m), kopt_moment_bytes_(kind, m),
-                                 e.moment[m]);
-    if (k.zero_grad) kopt_cuda_store_one_(t->grad + i * grad_size, grad_size, 0);
+            kopt_cuda_store_one_(t->moment[m], i, kopt_moment_bytes_(kind, m), e.moment[m]);
+    if (k.zero_grad) kopt_cuda_store_one_(t->grad, i, grad_size, 0);
     return make_uint4(e.moment[0], e.moment[1], e.moment[2], e.moment[3]);
 }
 
@@ -728,7 +711,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_code_(const kopt_cuda_tensor_ *t, kopt_kind_ 
     uint32_t r = 0x8000u;
     if (kopt_moment_rounding_(kind, m) == KOPT_STOCHASTIC)
         r = KOPT_RANDOM_STORE_(kopt_cuda_random_one_(t, key, i), (uint32_t)m + 1);
-    kopt_cuda_store_one_(t->moment[m] + i, 1,
+    kopt_cuda_store_one_(t->moment[m], i, 1,
                          kopt_encode_q8_scalar_cuda_(kopt_codes_are_zero_(scale) ? 0 : y, square, r));
 }
 
@@ -806,12 +789,11 @@ KOPT_CUDA_FN_ void kopt_cuda_load_all_(kopt_cuda_octet_ *x, const kopt_cuda_tens
         if (m < kind.moment_count) {
             kopt_cuda_load_octet_(x->moment[m], t->moment[m], i, kopt_bytes_of_(kopt_moment_format_(kind, m)));
             if (kopt_moment_format_(kind, m) == KOPT_Q8)
-                x->scale[m] = kopt_cuda_load_one_(kopt_cuda_scale_at_(t, m, i), 1);
+                x->scale[m] = kopt_cuda_load_one_(t->scale[m], i / KOPT_BLOCK_, 1);
         }
     if (sync) {
         kopt_cuda_load_octet_(x->moment[2], t->slow, i, weight_size);
-        if (residual_size == 2) kopt_cuda_load_words_(x->moment[3], t->slow_residual + i * 2, 16);
-        if (residual_size == 1) kopt_cuda_load_words_(x->moment[3], t->slow_residual + i, 8);
+        kopt_cuda_load_octet_(x->moment[3], t->slow_residual, i, residual_size);
     }
     /* each format has a load of its own: otherwise nvcc converts from all formats and selects */
     if (t->grad_format == KOPT_F32) {
@@ -1048,7 +1030,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
     KOPT_UNROLL_
     for (m = 0; m < 4; m++)
         if (m < kind.moment_count && kopt_moment_format_(kind, m) == KOPT_Q8 && i % KOPT_BLOCK_ == 0 && i < n)
-            kopt_cuda_store_one_(kopt_cuda_scale_at_(t, m, i), 1, exponent[m]);
+            kopt_cuda_store_one_(t->scale[m], i / KOPT_BLOCK_, 1, exponent[m]);
     if (whole) {
         KOPT_UNROLL_
         for (m = 0; m < 4; m++) {
@@ -1077,15 +1059,13 @@ KOPT_CUDA_FN_ void kopt_cuda_store_block_(kopt_cuda_octet_ *x, const kopt_cuda_t
 template <int WEIGHT, int MOMENT, int ROUNDING, int HOW>
 KOPT_CUDA_FN_ kopt_kind_ kopt_cuda_kind_in_(const kopt_cuda_tensor_ *t, const kopt_cuda_group_ *g) {
     kopt_kind_ kind = kopt_cuda_kind_(t, &g->step);
-    kind.feedback = HOW == KOPT_CUDA_MIXED_ ? kind.rounding == KOPT_FEEDBACK && kind.weight != KOPT_F32
-                                            : ROUNDING == (int)KOPT_FEEDBACK;
-    if (kind.feedback) kind.rounding = KOPT_STOCHASTIC;
     if (HOW == KOPT_CUDA_MIXED_) return kind;
+    kind.feedback = ROUNDING == (int)KOPT_FEEDBACK;
     kind.weight = (kopt_format)WEIGHT;
     kind.first = (kopt_format)(MOMENT == KOPT_CUDA_BF16_Q8_ ? (int)KOPT_BF16 : MOMENT);
     kind.second = (kopt_format)(MOMENT == KOPT_CUDA_BF16_Q8_ ? (int)KOPT_Q8 : MOMENT);
     if (HOW == KOPT_CUDA_ANY_) return kind;
-    if (!kind.feedback) kind.rounding = (kopt_rounding)ROUNDING;
+    kind.rounding = kind.feedback ? KOPT_STOCHASTIC : (kopt_rounding)ROUNDING;
     if (HOW == KOPT_CUDA_ONE_) kind.moment_count &= 1;
     if (HOW == KOPT_CUDA_ONE_ && kind.rule != KOPT_RULE_SGD && kind.rule != KOPT_RULE_LION) kind.rule = KOPT_RULE_EMA;
     if (HOW == KOPT_CUDA_MORE_ && MOMENT == KOPT_Q8) kind.moment_count = 2;
@@ -1305,47 +1285,39 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
 
 /* ---- statistics: a gradient's square, an integer, is added to a counter (slot) in shared memory. A bin has a slot for
         each of 32 lanes. If all gradients have the same 16-bit format, there is a bin for each exponent. Otherwise all
-        are fp32, and four exponents (1 to 4, 5 to 8, ...) have three bins, each 64 after the other, for 18 bits each of
-        their squares. The last bin counts infinities and NaNs ---- */
+        are fp32: bin b counts in units of 2^(8 * b), and most squares are added in registers first (a window). The last
+        bin counts infinities and NaNs ---- */
 
-/* The address in shared memory of a lane's slot in bin 0. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_column_(const uint32_t *slots, uint32_t lane) {
-    return (uint32_t)__cvta_generic_to_shared(slots) + 4 * lane;
-}
+#define KOPT_CUDA_BINS_(all) ((all) == KOPT_BF16 ? 256u : (all) == KOPT_FP16 ? 32u : 128u)
 
 KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t address, uint32_t x) {
     asm volatile("red.shared.add.u32 [%0], %1;" : : "r"(address), "r"(x) : "memory");
-}
-
-/* (x & mask) | bits */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_and_or_(uint32_t x, uint32_t mask, uint32_t bits) {
-    uint32_t r;
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(x), "r"(mask), "r"(bits));
-    return r;
 }
 
 /* Adds the square of a gradient to the slots of a column. x: its bits. finite: it is known to be. */
 KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t column, uint32_t x, uint32_t all, int finite) {
     const uint32_t mask = all == KOPT_BF16 ? 0x7F80u : 0x7C00u, one = all == KOPT_BF16 ? 0x80u : 0x400u;
     const uint32_t exponent = x & mask;
-    const uint32_t digits =
-        kopt_cuda_and_or_(x, one - 1, min(exponent, one)); /* with the leading 1 of a normal number */
+    uint32_t digits; /* (x & (one - 1)) | min(exponent, one): with the leading 1 of a normal number */
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(digits) : "r"(x), "r"(one - 1), "r"(min(exponent, one)));
     kopt_cuda_add_slot_(column + (all == KOPT_BF16 ? exponent : exponent >> 3), /* 128 bytes per bin */
                         finite || exponent != mask ? digits * digits : 1);
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t column, uint32_t x, int finite) {
-    const uint32_t exponent = x & 0x7F800000u, normal = min(exponent, 0x00800000u), above = exponent - normal;
-    const uint32_t digits = kopt_cuda_and_or_(x, 0x007FFFFFu, normal) << (above >> 23 & 3);
-    const uint64_t square = (uint64_t)digits * digits;
-    const uint32_t address = column + (above >> 25) * 128; /* 128 bytes per bin */
-    if (!finite && exponent == 0x7F800000u) {
-        kopt_cuda_add_slot_(column + 255 * 128, 1);
-        return;
-    }
-    kopt_cuda_add_slot_(address, (uint32_t)square & 0x3FFFFu);
-    kopt_cuda_add_slot_(address + 64 * 128, (uint32_t)(square >> 18) & 0x3FFFFu);
-    kopt_cuda_add_slot_(address + 128 * 128, (uint32_t)(square >> 36));
+/* Adds value * 2^(8 * bin), 16 bits to each slot. */
+KOPT_CUDA_FN_ void kopt_cuda_add_wide_(uint32_t column, uint32_t bin, uint64_t value) {
+    uint32_t i;
+    KOPT_UNROLL_
+    for (i = 0; i < 4; i++) kopt_cuda_add_slot_(column + bin * 128 + 256 * i, (uint32_t)(value >> 16 * i) & 0xFFFFu);
+}
+
+KOPT_CUDA_FN_ void kopt_cuda_add_square32_(uint32_t column, uint32_t x) {
+    const uint32_t exponent = x >> 23 & 0xFFu, bit = 2 * max(exponent, 1u) - 2;
+    const uint64_t digits = (x & 0x007FFFFFu) | (exponent == 0 ? 0 : 0x00800000u);
+    if (exponent == 255)
+        kopt_cuda_add_slot_(column + 127 * 128, 1);
+    else
+        kopt_cuda_add_wide_(column, bit / 8, digits * digits << bit % 8);
 }
 
 /* An octet of 16-bit gradients, packed. One test finds infinities and NaNs. */
@@ -1365,28 +1337,61 @@ KOPT_CUDA_FN_ void kopt_cuda_add_octet16_(uint32_t column, const uint32_t packed
     }
 }
 
-KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, const uint32_t x[8]) {
-    uint32_t largest = 0;
+/* A lane's sum of squares of numbers below C that are multiples of 2^-46 * C. The magnitude of such a number is
+   (high * 2^23 + low) * 2^-46 * C. */
+typedef struct kopt_cuda_window_ {
+    uint32_t top;              /* the bits of C = 2^(4 * bin - 103) */
+    uint64_t high, cross, low; /* the sums of high^2, high * low, low^2 */
+} kopt_cuda_window_;
+
+/* Empties the window into the slots. */
+KOPT_CUDA_FN_ void kopt_cuda_flush_window_(uint32_t column, kopt_cuda_window_ *w) {
+    const uint32_t bin = (w->top >> 25) - 6;
+    kopt_cuda_add_wide_(column, bin + 5, (w->high + (uint64_t)((int64_t)w->cross >> 22)) << 6);
+    kopt_cuda_add_wide_(column, bin, ((w->cross & 0x3FFFFFu) << 24) + w->low);
+    w->high = w->cross = w->low = 0;
+}
+
+/* Adds the squares of an octet to the window. If one does not fit, all go to the slots, and the window moves to the
+   largest. */
+KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, kopt_cuda_window_ *w, const uint32_t x[8]) {
+    const uint32_t top = w->top, low_top = top - (23u << 23) + 0x400000u; /* the bits of C and of 1.5 * 2^-23 * C */
+    const kopt_cuda_window_ before = *w;
+    uint32_t above = 0, below = 0, largest = 0x0A000000u;
     int q;
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) largest = max(largest, x[q] & 0x7F800000u);
-    if (largest == 0x7F800000u) {
-        KOPT_UNROLL_
-        for (q = 0; q < 8; q++) kopt_cuda_add_square32_(column, x[q], 0);
-        return;
+    for (q = 0; q < 8; q++) { /* adding C rounds to a multiple of 2^-23 * C, adding low_top to one of 2^-46 * C */
+        uint32_t a;
+        asm("abs.f32 %0, %1;" : "=r"(a) : "r"(x[q]));
+        const uint32_t sum = kopt_add_octet_(a, top), rest = kopt_sub_octet_(a, kopt_sub_octet_(sum, top));
+        const uint32_t low_sum = kopt_add_octet_(rest, low_top);
+        const int32_t high = (int32_t)(sum - top), low = (int32_t)(low_sum - low_top);
+        above |= sum;
+        below |= kopt_sub_octet_(low_sum, low_top) ^ rest;
+        w->high += (uint64_t)((int64_t)high * high);
+        w->cross += (uint64_t)((int64_t)high * low);
+        w->low += (uint64_t)((int64_t)low * low);
     }
+    if ((above ^ top) >> 23 == 0 && below == 0) return;
+    *w = before;
+    kopt_cuda_flush_window_(column, w);
     KOPT_UNROLL_
-    for (q = 0; q < 8; q++) kopt_cuda_add_square32_(column, x[q], 1);
+    for (q = 0; q < 8; q++) {
+        largest = max(largest, x[q] & 0x7E000000u);
+        kopt_cuda_add_square32_(column, x[q]);
+    }
+    w->top = min(largest + 0x02000000u, 0x7E000000u);
 }
 
 /* The squares of a lane's part of a task: up to 4 octets (2 of fp32), all loaded before the first is used. */
 template <int ALL>
-KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t column) {
+KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t task, uint32_t lane, uint32_t column,
+                                         kopt_cuda_window_ *w) {
     enum { LOADS = ALL == 3 ? 2 : 4 }; /* as many as the largest width has */
     const uint32_t index = kopt_cuda_find_(a->first_task, a->tensor_count, task, lane);
     const kopt_cuda_tensor_ *const t = a->tensors + index;
     const kopt_format format = (kopt_format)(ALL == 3 ? t->grad_format : ALL);
-    const size_t size = kopt_bytes_of_(format);
+    const size_t size = format == KOPT_F32 ? 4 : 2;
     const uint64_t n = t->end - t->pad;
     const uint64_t i = (uint64_t)(task - a->first_task[index]) * a->width + 8 * lane - t->pad;
     uint32_t packed[LOADS][ALL == 3 ? 8 : 4], k;
@@ -1397,7 +1402,7 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
         KOPT_UNROLL_
         for (k = 0; k < LOADS; k++)
             if (ALL == 3)
-                kopt_cuda_widen_all_(packed[k], format), kopt_cuda_add_octet32_(column, packed[k]);
+                kopt_cuda_widen_all_(packed[k], format), kopt_cuda_add_octet32_(column, w, packed[k]);
             else if (256 * k < a->width)
                 kopt_cuda_add_octet16_(column, packed[k], ALL);
         return;
@@ -1405,9 +1410,9 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     KOPT_ROLL_
     for (k = 0; k < a->width / 32; k++) {
         const uint64_t at = i + 256 * (k >> 3) + (k & 7);
-        const uint32_t x = at < n ? kopt_cuda_load_one_(t->grad + at * size, size) : 0;
+        const uint32_t x = at < n ? kopt_cuda_load_one_(t->grad, at, size) : 0;
         if (ALL == 3)
-            kopt_cuda_add_square32_(column, kopt_as_u32_(kopt_widen_cuda_(x, format)), 0);
+            kopt_cuda_add_square32_(column, kopt_as_u32_(kopt_widen_cuda_(x, format)));
         else
             kopt_cuda_add_square16_(column, x, ALL, 0);
     }
@@ -1415,9 +1420,10 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
 
 /* The sum of the slots of bin number `thread`, which it clears, four slots at a time. It begins at a column that
    depends on its number, so that 8 threads use different memory banks. */
-KOPT_CUDA_FN_ uint64_t kopt_cuda_collect_(uint32_t *slots, uint32_t thread) {
+KOPT_CUDA_FN_ uint64_t kopt_cuda_collect_(uint32_t *slots, uint32_t bins, uint32_t thread) {
     uint64_t sum = 0;
     uint32_t i;
+    if (thread >= bins) return 0;
     KOPT_UNROLL_
     for (i = 0; i < 8; i++) {
         uint4 *const slot = reinterpret_cast<uint4 *>(slots) + 8 * thread + ((i + thread) & 7);
@@ -1434,11 +1440,11 @@ KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sum, uint32_t bi
     /* as in kopt_norm_add_values_: a square of exponent e, 0 like 1, is an integer at bit 2 * e - 2 */
     const uint32_t bit = all == KOPT_BF16   ? (bin == 0 ? 0 : 2 * bin - 2) + 32
                          : all == KOPT_FP16 ? 248 + 2 * (bin == 0 ? 1 : bin)
-                                            : (bin & 63) * 8 + (bin >> 6) * 18;
+                                            : bin * 8;
     kopt_norm digits;
     uint32_t i;
     if (sum == 0) return;
-    if (bin == (all == KOPT_FP16 ? 31u : 255u)) {
+    if (bin == KOPT_CUDA_BINS_(all) - 1) {
         kopt_cuda_add_(&norm->nonfinite, sum);
         return;
     }
@@ -1449,31 +1455,31 @@ KOPT_CUDA_FN_ void kopt_cuda_deliver_(kopt_norm *norm, uint64_t sum, uint32_t bi
         if (digits.digit[i] != 0) kopt_cuda_add_(&norm->digit[(bit >> 5) + i], digits.digit[i]);
 }
 
-/* Rounds whose sums fit into 32 bits. A round of the statistics is 8 tasks, one for each warp. It adds at most
-   8 * width / 32 numbers to a slot: 256, with fp32 128. Each number is for fp32 below 2^18, for fp16 at most 2047^2,
-   for bf16 at most 255^2. */
-KOPT_CUDA_FN_ uint32_t kopt_cuda_rounds_(uint32_t all) { return all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 128; }
+/* Rounds whose sums fit, into 32 bits of a slot and 58 bits of a window's high. A round is 8 tasks, one for each warp.
+   It adds 8 * width / 32 numbers to a slot: 256, for fp16 at most 2047^2, for bf16 at most 255^2; with fp32 128 below
+   2^16, and a few of each window that is emptied. To high it adds 16, below 2^46. */
+KOPT_CUDA_FN_ uint32_t kopt_cuda_rounds_(uint32_t all) { return all == KOPT_FP16 ? 4 : 256; }
 
 template <int ALL>
 static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kernel_(const kopt_cuda_arguments_ a) {
-    __shared__ __align__(16) uint32_t slots[256 * 32];
-    const uint32_t thread = threadIdx.x, column = kopt_cuda_column_(slots, thread & 31);
+    __shared__ __align__(16) uint32_t slots[KOPT_CUDA_BINS_(ALL) * 32];
+    const uint32_t thread = threadIdx.x;
+    const uint32_t column = (uint32_t)__cvta_generic_to_shared(slots + (thread & 31));
     uint64_t sum = 0; /* of bin number `thread` */
+    kopt_cuda_window_ w = {0x0C000000u, 0, 0, 0};
     int last = 0;
-    uint32_t rounds = 0, base = blockIdx.x * KOPT_WARPS_, i;
-    for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
+    uint32_t rounds, base = blockIdx.x * KOPT_WARPS_, i;
+    for (i = thread; i < KOPT_CUDA_BINS_(ALL) * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
-    for (; base < a.count; base += gridDim.x * KOPT_WARPS_) {
-        if (base + (thread >> 5) < a.count) kopt_cuda_stats_lane_<ALL>(&a, base + (thread >> 5), thread & 31, column);
-        if (++rounds == kopt_cuda_rounds_(ALL)) {
-            __syncthreads();
-            sum += kopt_cuda_collect_(slots, thread);
-            __syncthreads();
-            rounds = 0;
-        }
+    while (base < a.count) {
+        for (rounds = 0; rounds < kopt_cuda_rounds_(ALL) && base < a.count; rounds++, base += gridDim.x * KOPT_WARPS_)
+            if (base + (thread >> 5) < a.count)
+                kopt_cuda_stats_lane_<ALL>(&a, base + (thread >> 5), thread & 31, column, &w);
+        if (ALL == 3) kopt_cuda_flush_window_(column, &w);
+        __syncthreads();
+        sum += kopt_cuda_collect_(slots, KOPT_CUDA_BINS_(ALL), thread);
+        __syncthreads();
     }
-    __syncthreads();
-    sum += kopt_cuda_collect_(slots, thread);
     if (sum != 0) kopt_cuda_add_(&a.control->bins[thread], sum);
     /* the last thread block to finish makes the norm from the bins, one bin per thread */
     __threadfence();
@@ -1500,12 +1506,10 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_ratio_(const kopt_cuda_tensor_ *t, const kopt_c
     const size_t weight_size = t->weight_size, residual_size = t->residual_size, size = kopt_bytes_of_(kind.grad);
     kopt_element_cuda_ e;
     e.weight = e.residual = 0;
-    e.grad = kopt_cuda_load_one_(t->grad + i * size, size);
+    e.grad = kopt_cuda_load_one_(t->grad, i, size);
     e.moment[1] = kopt_cuda_load_moment_(t, kind, 1, i);
-    if (g->k.use_l2) e.weight = kopt_cuda_load_one_(t->weight + i * weight_size, weight_size);
-    if (g->k.use_l2 && residual_size != 0)
-        e.residual =
-            kopt_cuda_sign_extend_(kopt_cuda_load_one_(t->residual + i * residual_size, residual_size), residual_size);
+    if (g->k.use_l2) e.weight = kopt_cuda_load_one_(t->weight, i, weight_size);
+    if (g->k.use_l2 && residual_size != 0) e.residual = kopt_cuda_load_signed_(t->residual, i, residual_size);
     return kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &g->k, &e));
 }
 
@@ -1522,12 +1526,13 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
         const kopt_scalars_octet_ k = kopt_cuda_scalars_(t, g, KOPT_CUDA_ADAM_, 0);
         struct {
             uint32_t grad[8], v[8], scale;
-        } p[2]; /* what the ratios of two octets need, as loaded */
+        } p[2];                                       /* what the ratios of two octets need, as loaded */
+        kopt_cuda_window_ w = {0x42000000u, 0, 0, 0}; /* C is 32: no ratio is above 1 / sqrt(1 - beta2) */
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
-            kopt_cuda_load_octet_(p[half].grad, t->grad, i + 256 * half, kopt_bytes_of_((kopt_format)t->grad_format));
+            kopt_cuda_load_octet_(p[half].grad, t->grad, i + 256 * half, t->grad_format == KOPT_F32 ? 4 : 2);
             kopt_cuda_load_octet_(p[half].v, t->moment[1], i + 256 * half, t->moment_size[1]);
-            if (format == KOPT_Q8) p[half].scale = kopt_cuda_load_one_(kopt_cuda_scale_at_(t, 1, i + 256 * half), 1);
+            if (format == KOPT_Q8) p[half].scale = kopt_cuda_load_one_(t->scale[1], (i + 256 * half) / KOPT_BLOCK_, 1);
         }
         KOPT_UNROLL_
         for (half = 0; half < 2; half++) {
@@ -1541,23 +1546,25 @@ KOPT_CUDA_FN_ void kopt_cuda_measure_lane_(const kopt_cuda_arguments_ *a, uint32
             for (q = 0; q < 8; q++)
                 grad[q] = kopt_stable_ratio_of_octet_(&k, kopt_mul_octet_(grad[q], k.grad_scale),
                                                       rooted ? kopt_mul_octet_(v[q], v[q]) : v[q]);
-            kopt_cuda_add_octet32_(column, grad);
+            kopt_cuda_add_octet32_(column, &w, grad);
         }
+        kopt_cuda_flush_window_(column, &w);
         return;
     }
     KOPT_ROLL_
     for (q = 0; q < 16; q++) {
         const uint64_t at = i + (q >> 3) * 256 + (q & 7);
-        if (at < n) kopt_cuda_add_square32_(column, kopt_cuda_ratio_(t, g, at), 0);
+        if (at < n) kopt_cuda_add_square32_(column, kopt_cuda_ratio_(t, g, at));
     }
 }
 
 static __global__ void __launch_bounds__(KOPT_THREADS_, 3) kopt_cuda_measure_kernel_(const kopt_cuda_arguments_ a) {
-    __shared__ __align__(16) uint32_t slots[256 * 32];
-    const uint32_t thread = threadIdx.x, lane = thread & 31, column = kopt_cuda_column_(slots, lane);
+    __shared__ __align__(16) uint32_t slots[KOPT_CUDA_BINS_(KOPT_F32) * 32];
+    const uint32_t thread = threadIdx.x, lane = thread & 31;
+    const uint32_t column = (uint32_t)__cvta_generic_to_shared(slots + lane);
     uint32_t round, rounds = 0, index, next, i;
     if (a.control->skip) return;
-    for (i = thread; i < 256 * 32; i += KOPT_THREADS_) slots[i] = 0;
+    for (i = thread; i < KOPT_CUDA_BINS_(KOPT_F32) * 32; i += KOPT_THREADS_) slots[i] = 0;
     __syncthreads();
     index = kopt_cuda_find_(a.first_round, a.tensor_count, blockIdx.x, lane);
     for (round = blockIdx.x; round < a.count; round += gridDim.x, index = next) {
@@ -1565,8 +1572,8 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 3) kopt_cuda_measure_ker
         next = kopt_cuda_find_(a.first_round, a.tensor_count, round + gridDim.x, lane);
         if (++rounds < kopt_cuda_rounds_(KOPT_F32) && next == index && round + gridDim.x < a.count) continue;
         __syncthreads();
-        kopt_cuda_deliver_(a.ratios + (a.tensors[index].ratio_plus_1 - 1), kopt_cuda_collect_(slots, thread), thread,
-                           KOPT_F32);
+        kopt_cuda_deliver_(a.ratios + (a.tensors[index].ratio_plus_1 - 1),
+                           kopt_cuda_collect_(slots, KOPT_CUDA_BINS_(KOPT_F32), thread), thread, KOPT_F32);
         __syncthreads();
         rounds = 0;
     }
@@ -1619,6 +1626,7 @@ static __global__ void kopt_cuda_move_kernel_(const kopt_cuda_moves_ m) {
 template <int WEIGHT, int ROUNDING>
 static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
     kopt_cuda_accumulate_kernel_(const kopt_cuda_accumulation_ a) {
+    enum { PAIRS = ROUNDING == (int)KOPT_CUDA_VARIES_ ? 1 : 4 };
     const kopt_cuda_tensor_ *const t = &a.tensor;
     const uint32_t count = a.counts == NULL ? a.count : a.counts[0];
     const uint32_t number = a.counts == NULL ? a.step.step : a.counts[1] + 1;
@@ -1629,7 +1637,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
     uint64_t position = 8 * ((uint64_t)blockIdx.x * KOPT_THREADS_ + threadIdx.x);
     if (a.counts != NULL && (number == 0 || count == 0xFFFFFFFFu)) return;
     kind.weight = kind.first = kind.second = (kopt_format)WEIGHT;
-    kind.moment_count = 0;
+    kind.moment_count = kind.feedback = 0;
     if (ROUNDING != KOPT_CUDA_VARIES_) kind.rounding = (kopt_rounding)ROUNDING;
     for (; position < t->end; position += (uint64_t)gridDim.x * 8 * KOPT_THREADS_) {
         const uint64_t i = position - t->pad, e = t->first + position;
@@ -1643,9 +1651,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
                 if (count == 0 && q < 4) x.residual[q] = 0;
             }
             if (kopt_needs_random_(kind)) kopt_philox_cuda_(w, &key, kopt_philox_block_(e));
-            if (kopt_cuda_step_octet_ < ROUNDING == KOPT_CUDA_VARIES_
-                    ? 1
-                    : 4 > (&x, kind, &k, w, kopt_random_multiplier_(e))) {
+            if (kopt_cuda_step_octet_<PAIRS>(&x, kind, &k, w, kopt_random_multiplier_(e))) {
                 kopt_cuda_store_octet_(t->weight, i, t->weight_size, x.weight);
                 kopt_cuda_store_octet_(t->residual, i, t->residual_size, x.residual);
                 continue;
@@ -1654,8 +1660,8 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 2)
         KOPT_ROLL_
         for (q = 0; q < 8; q++) {
             if (i + q >= t->end - t->pad) continue;
-            if (count == 0) kopt_cuda_store_one_(t->weight + (i + q) * t->weight_size, t->weight_size, 0);
-            if (count == 0) kopt_cuda_store_one_(t->residual + (i + q) * t->residual_size, t->residual_size, 0);
+            if (count == 0) kopt_cuda_store_one_(t->weight, i + q, t->weight_size, 0);
+            if (count == 0) kopt_cuda_store_one_(t->residual, i + q, t->residual_size, 0);
             kopt_cuda_element_(t, kind, &scalars, &key, i + q);
         }
     }
@@ -1667,13 +1673,12 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_read_kernel_(c
     const size_t size = t->weight_size, residual_size = t->residual_size;
     uint64_t i = (uint64_t)blockIdx.x * KOPT_THREADS_ + threadIdx.x;
     for (; i < t->end - t->pad; i += (uint64_t)gridDim.x * KOPT_THREADS_) {
-        const uint32_t rest = kopt_cuda_load_one_(t->residual + i * residual_size, residual_size);
+        const uint32_t rest = kopt_cuda_load_signed_(t->residual, i, residual_size);
         float compensation,
-            x = kopt_load_weight_cuda_(kind, kopt_cuda_load_one_(t->weight + i * size, size),
-                                       kopt_cuda_sign_extend_(rest, residual_size), &compensation, NULL);
+            x = kopt_load_weight_cuda_(kind, kopt_cuda_load_one_(t->weight, i, size), rest, &compensation, NULL);
         if (kind.rounding == KOPT_KAHAN) x = kopt_add_(x, compensation);
         if ((a.counts == NULL ? a.count : a.counts[0]) == 0) x = 0;
-        kopt_cuda_store_one_(a.out + i * 4, 4, kopt_as_u32_(x));
+        kopt_cuda_store_one_(a.out, i, 4, kopt_as_u32_(x));
     }
 }
 
@@ -1686,24 +1691,19 @@ static __global__ void __launch_bounds__(KOPT_THREADS_) kopt_cuda_init_kernel_(c
     uint64_t i = static_cast<uint64_t>(blockIdx.x) * KOPT_THREADS_ + threadIdx.x;
     if (k.fresh && t->state != NULL && i < KOPT_HEADER_) t->state[i] = k.header[i];
     for (; i < n; i += all) {
-        uint32_t weight, residual = 0;
-        if (k.weights != NULL) {
-            weight =
-                kopt_split_weight_cuda_(k.rounding, k.format, kopt_cuda_load_one_(k.weights + 4 * i, 4), &residual);
-            kopt_cuda_store_one_(t->weight + i * size, size, weight);
-        } else {
-            weight = kopt_cuda_load_one_(t->weight + i * size, size);
-        }
-        if (k.fresh && t->residual != NULL)
-            kopt_cuda_store_one_(t->residual + i * residual_size, residual_size, residual);
-        if (k.fresh && t->slow != NULL) kopt_cuda_store_one_(t->slow + i * size, size, weight);
-        if (k.fresh && t->slow_residual != NULL)
-            kopt_cuda_store_one_(t->slow_residual + i * residual_size, residual_size, residual);
+        uint32_t residual = 0, weight;
+        if (k.weights == NULL)
+            weight = kopt_cuda_load_one_(t->weight, i, size);
+        else
+            weight = kopt_split_weight_cuda_(k.rounding, k.format, kopt_cuda_load_one_(k.weights, i, 4), &residual);
+        if (k.weights != NULL) kopt_cuda_store_one_(t->weight, i, size, weight);
+        if (k.fresh && t->residual != NULL) kopt_cuda_store_one_(t->residual, i, residual_size, residual);
+        if (k.fresh && t->slow != NULL) kopt_cuda_store_one_(t->slow, i, size, weight);
+        if (k.fresh && t->slow_residual != NULL) kopt_cuda_store_one_(t->slow_residual, i, residual_size, residual);
         if (t->copy != NULL) {
             const kopt_format format = (kopt_format)t->copy_format;
-            const size_t copy_size = kopt_bytes_of_(format);
             kopt_cuda_store_one_(
-                t->copy + i * copy_size, copy_size,
+                t->copy, i, kopt_bytes_of_(format),
                 format == k.format ? weight : kopt_convert_value_cuda_(kopt_widen_cuda_(weight, k.format), format));
         }
     }

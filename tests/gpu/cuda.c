@@ -547,8 +547,8 @@ static void *plan_of_one_block(kopt_cuda_plan *plan, const kopt_optimizer *o, co
 /* More than fits into one slot, which is read before: the largest significands, all in one bin, in whole blocks. */
 static void full_slots(void) {
     enum { N = (1 << 22) + 5000 };
-    static const uint32_t most[] = {0x407fffff, 0x3fff3fff, 0x3bff3bff}; /* of four exponents the last */
-    static const size_t numbers[] = {N / 4, N, N / 32};                  /* two such readings and more */
+    static const uint32_t most[] = {0x41fffffe, 0x3fff3fff, 0x3bff3bff}; /* fp32: the last that a window holds */
+    static const size_t numbers[] = {N / 3, N, N / 32};                  /* two such readings and more */
     kopt_optimizer o = kopt_sgd(0.1, 0);
     int f, bad = 0;
     o.rounding = KOPT_NEAREST;
@@ -571,7 +571,90 @@ static void full_slots(void) {
     ok(bad == 0, "no counter overflows: %d elements with the largest significand in one block", N);
 }
 
-/* The same with the ratios of StableAdamW: all are 3.72, which is 3.984 / sqrt(0.99 + 0.01 * 3.984^2). */
+/* Gradients of fp32 or bf16 around the ends of what a lane adds in registers: blocks of 512 have exponents of their
+   own. Some have few digits, some are as small as the last bits of others, 0, infinite or NaN. */
+static void fill_windows(unsigned char *p, kopt_format f, size_t n) {
+    size_t i;
+    int top = 0, spread = 1;
+    for (i = 0; i < n; ++i, p += width(f)) {
+        static const uint32_t digits[] = {0x7fffff, 0x7ffffe, 0x7f0000, 0x400000, 0, 1};
+        const uint32_t bits = noise(), kind = below(12);
+        int exponent;
+        uint32_t u;
+        if (i % 512 == 0) top = (int)below(270) - 8, spread = 1 + (int)below(below(3) ? 24 : 60);
+        exponent = top - (int)below((uint32_t)spread);
+        if (below(3000) == 0) exponent = 255;
+        exponent = exponent < 0 ? 0 : exponent > 255 ? 255 : exponent;
+        if (exponent == 255 && below(20)) exponent = 254;
+        u = (bits & 0x80000000u) | (uint32_t)exponent << 23 | (kind < 6 ? digits[kind] : bits & 0x7fffff);
+        if (kind == 11) u &= 0x80000000u;
+        if (f == KOPT_F32)
+            memcpy(p, &u, 4);
+        else
+            memcpy(p, (uint16_t[]){(uint16_t)(u >> 16)}, 2);
+    }
+}
+
+static void windows(int lists) {
+    enum { N = 20000 };
+    int k, bad = 0, infinite = 0;
+    for (k = 0; k < lists; ++k) {
+        kopt_optimizer o = kopt_sgd(0.1, 0);
+        const size_t n = N + below(600), off = k % 4 == 3 ? 4 : 0; /* of octets, or of elements */
+        float *const weight = device_new(4 * n);
+        unsigned char *const grad = device_new(4 * n + 4);
+        kopt_tensor t = kopt_tensor_of(weight, KOPT_F32, grad + off, KOPT_F32, n, NULL, 0);
+        kopt_cuda_plan plan;
+        void *const bytes = plan_of_one_block(&plan, &o, &t, 0);
+        kopt_norm norm;
+        memset(&norm, 0, sizeof norm), memset(weight, 0, 4 * n);
+        fill_windows(grad + off, KOPT_F32, n);
+        bad += made(kopt_cuda_plan_measure(&plan, stream)) != KOPT_OK;
+        kopt_norm_add(&norm, grad + off, KOPT_F32, n);
+        bad += memcmp(&norm, kopt_cuda_plan_norm(&plan, NULL), sizeof norm) != 0;
+        infinite += norm.nonfinite != 0;
+        device_free(weight), device_free(grad), device_free(bytes);
+    }
+    ok(bad == 0 && infinite > 0, "the norm of fp32 with windows that move, and with numbers outside: %d of %d differ",
+       bad, lists);
+}
+
+/* The squares of StableAdamW's ratios, of any magnitude, are those of kopt_norm_add_stable(). */
+static void ratios(int lists) {
+    enum { N = 5000 };
+    float *const v = malloc(N * sizeof *v);
+    int k, bad = 0;
+    for (k = 0; k < lists; ++k) {
+        const kopt_format f = k & 1 ? KOPT_BF16 : KOPT_F32;
+        uint16_t *const weight = device_new(2 * N);
+        unsigned char *const grad = device_new(4 * N);
+        kopt_optimizer o = kopt_stable_adamw(0.1), other;
+        kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, f, N, NULL, 0);
+        kopt_norm norm, sum;
+        kopt_cuda_plan plan;
+        kopt_step step;
+        size_t i;
+        void *bytes;
+        o.rounding = KOPT_NEAREST, o.step = 1000, o.beta2 = k & 2 ? 0.99999 : 0.999;
+        o.first_moment_format = o.second_moment_format = f, other = o;
+        t.state_size = kopt_state_size(&o, &t), t.state = device_new(t.state_size);
+        memset(&norm, 0, sizeof norm), memset(&sum, 0, sizeof sum), memset(weight, 0, 2 * N);
+        fill_windows(grad, f, N);
+        for (i = 0; i < N; ++i) v[i] = kopt_as_f32_((127 + (i / 512 % 3 ? below(4) : below(100)) - 50) << 23);
+        bad += kopt_state_init(&o, &t, 1, NULL) != KOPT_OK;
+        bad += kopt_state_write(&o, &t, KOPT_SLOT_SECOND_MOMENT, v) != KOPT_OK;
+        bytes = plan_of_one_block(&plan, &o, &t, 0);
+        bad += kopt_step_begin(&step, &other) != KOPT_OK || kopt_norm_add_stable(&norm, &step, &t, 0, N) != KOPT_OK;
+        bad += made(kopt_cuda_plan_step(&plan, stream)) != KOPT_OK;
+        bad += kopt_norm_merge(&sum, (kopt_norm *)((unsigned char *)plan.device + plan.at_ratios_)) != KOPT_OK;
+        bad += memcmp(&norm, &sum, sizeof norm) != 0;
+        device_free(weight), device_free(grad), device_free(t.state), device_free(bytes);
+    }
+    ok(bad == 0, "the sums of StableAdamW are those of kopt_norm_add_stable(): %d of %d differ", bad, lists);
+    free(v);
+}
+
+/* No counter overflows with the ratios of StableAdamW: all are 3.72, which is 3.984 / sqrt(0.99 + 0.01 * 3.984^2). */
 static void full_ratios(void) {
     enum { N = (1 << 20) + 5000 };
     kopt_optimizer o[2];
@@ -1596,6 +1679,8 @@ int main(int argc, char **argv) {
     statistics(lists / 2);
     full_slots();
     full_ratios();
+    windows(lists / 10 + 4);
+    ratios(lists / 10 + 4);
     options();
     bad_numbers();
     refused_arrays((lists + 24) / 25);

@@ -31,7 +31,9 @@ BY_HAND = [
     ("kopt_cuda_stats_lane_", "(uint64_t)(task - a->first_task[index]) * a->width",
      "(task - a->first_task[index]) * a->width"),
     ("kopt_cuda_measure_lane_", "(uint64_t)round * KOPT_ROUND_", "round * KOPT_ROUND_"),
-    ("kopt_cuda_scale_at_", "i / KOPT_BLOCK_", "(uint32_t)i / KOPT_BLOCK_"),
+    ("kopt_cuda_load_moment_", "i / KOPT_BLOCK_", "(uint32_t)i / KOPT_BLOCK_"),
+    ("kopt_cuda_load_all_", "i / KOPT_BLOCK_", "(uint32_t)i / KOPT_BLOCK_"),
+    ("kopt_cuda_store_block_", "i / KOPT_BLOCK_", "(uint32_t)i / KOPT_BLOCK_"),
     ("kopt_cuda_random_one_", "t->first + t->pad + i", "(uint32_t)(t->first + t->pad + i)"),
     ("kopt_cuda_span_", "first_index - d->pad", "(uint32_t)(first_index - d->pad)"),
     # many groups, many tensors
@@ -51,24 +53,20 @@ BY_HAND = [
     ("kopt_cuda_plan_set_arrays", "4 * KOPT_CUDA_MOVES_ / m.stride", "KOPT_CUDA_MOVES_"),
     ("kopt_cuda_check_moves_", "plan->tensors_ + first + i", "plan->tensors_ + i"),
     # counters of the statistics, and the last block
-    ("kopt_cuda_rounds_", "all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 128",
-     "all == KOPT_BF16 ? 260 : all == KOPT_FP16 ? 4 : 128"),
-    ("kopt_cuda_rounds_", "all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 128",
-     "all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 5 : 128"),
-    ("kopt_cuda_rounds_", "all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 128",
-     "all == KOPT_BF16 ? 256 : all == KOPT_FP16 ? 4 : 132"),
+    ("kopt_cuda_rounds_", "all == KOPT_FP16 ? 4 : 256", "all == KOPT_FP16 ? 4 : all == KOPT_BF16 ? 260 : 256"),
+    ("kopt_cuda_rounds_", "all == KOPT_FP16 ? 4 : 256", "all == KOPT_FP16 ? 5 : 256"),
+    ("kopt_cuda_rounds_", "all == KOPT_FP16 ? 4 : 256", "all == KOPT_FP16 ? 4 : all == KOPT_BF16 ? 256 : 260"),
     ("kopt_cuda_stats_kernel_", "__threadfence();\n    __syncthreads();\n    if (thread == 0)",
      "if (!@) __threadfence();\n    __syncthreads();\n    if (thread == 0)"),
     ("kopt_cuda_stats_kernel_", "- 1;\n        __threadfence();", "- 1;\n        if (!@) __threadfence();"),
     ("kopt_cuda_stats_kernel_", "__threadfence();\n    __syncthreads();\n    if (thread != 0)",
      "__threadfence();\n    if (!@) __syncthreads();\n    if (thread != 0)"),
-    ("kopt_cuda_stats_kernel_", "i < 256 * 32", "i < 255 * 32"),
-    ("kopt_cuda_stats_kernel_", "thread);\n            __syncthreads();",
-     "thread);\n            if (!@) __syncthreads();"),
+    ("kopt_cuda_stats_kernel_", "i < KOPT_CUDA_BINS_(ALL) * 32", "i < KOPT_CUDA_BINS_(ALL) * 32 - 32"),
+    ("kopt_cuda_stats_kernel_", "thread);\n        __syncthreads();", "thread);\n        if (!@) __syncthreads();"),
     ("kopt_cuda_stats_kernel_", "base += gridDim.x * KOPT_WARPS_",
      "base += (@ && gridDim.x > 3 ? 3 : gridDim.x) * KOPT_WARPS_"),
     ("kopt_cuda_stats_kernel_", "== gridDim.x", "== (@ ? 1 : gridDim.x)"),
-    ("kopt_cuda_measure_kernel_", "i < 256 * 32", "i < 255 * 32"),
+    ("kopt_cuda_measure_kernel_", "i < KOPT_CUDA_BINS_(KOPT_F32) * 32", "i < KOPT_CUDA_BINS_(KOPT_F32) * 32 - 32"),
     ("kopt_cuda_measure_kernel_", "next == index && round + gridDim.x < a.count", "round + gridDim.x < a.count"),
     ("kopt_cuda_measure_kernel_", "KOPT_F32);\n        __syncthreads();",
      "KOPT_F32);\n        if (!@) __syncthreads();"),
@@ -108,13 +106,13 @@ mutants.NOT_HERE = re.compile(r"kopt_cuda_(result|resident|grid|blocks|launch|lo
 mutants.EACH_ROOM = 3
 mutants.OWN_ROOMS = [
     (r"(?!kopt_)", "vocabulary"),
-    (r"kopt_cuda_((load|store)_(words|octet|one)|extract|sign_extend)_$", "loads and stores"),
+    (r"kopt_cuda_((load|store)_(words|octet|one|signed)|extract|sign_extend)_$", "loads and stores"),
     (r"kopt_cuda_(plan_(size|build)|layout|span|describe|kernel_of|stable)_?$", "plans"),
     (r"kopt_cuda_(state_\w+|pieces|init_tensor|check_twin|copy_pieces)_?$", "states"),
     (r"kopt_cuda_accumul\w+_?(of_|add|read)$", "sums"),
 ]
 mutants.NO_CHANGE = re.compile(mutants.NO_CHANGE.pattern +
-                               r"|\basm\b|KOPT_CUDA_OPAQUE_|kopt_cuda_step_octet_ <|\*inside\[")
+                               r"|\basm\b|KOPT_CUDA_OPAQUE_|\*inside\[")
 
 PRELUDE = """#ifndef KOPT_MUTANT_
 #include <stdlib.h>
