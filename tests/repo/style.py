@@ -24,6 +24,8 @@ FORMATTER = "19."  # the version of clang-format; others differ in what they mak
 HEADER, CUDA = "kahan_opt.h", "kahan_opt_cuda.cuh"
 WORDS_OF_C = set("const double enum extern float if inline int return size_t static struct typedef union unsigned "
                  "void volatile char else for while sizeof NULL".split())
+TOP = {HEADER, CUDA, "tests", "bench", "docs", "build.sh", "README.md", "LICENSE", ".ci", ".clang-format",
+       ".clang-tidy", ".github", ".gitignore"}
 SCRATCH = os.path.join(api.ROOT, "build", "tests", "style")
 
 
@@ -515,8 +517,17 @@ def check_version(tree):
         ("CHANGELOG.md", re.search(r"^## (.*)", tree.read("docs/CHANGELOG.md"), re.M)[1], said)) if found != expected]
 
 
+def check_top(tree):
+    """the top level of the repository has no stray files"""
+    listed = shutil.which("git") and subprocess.run(["git", "ls-files"], cwd=api.ROOT, capture_output=True,
+                                                    text=True).stdout.split("\n")[:-1]
+    if not listed:
+        raise Skip("no git")
+    return sorted({path.split("/")[0] for path in [*listed, *tree.broken]} - TOP)
+
+
 CHECKS = [check_contents, check_stretches, check_order, check_reference, check_symbols, check_names, check_macros,
-          check_columns, check_format, check_doubles, check_passes, check_dead_macros, check_version]
+          check_columns, check_format, check_doubles, check_passes, check_dead_macros, check_version, check_top]
 
 
 # ---- the checks themselves -------------------------------------------------------------------------------------------
@@ -580,6 +591,7 @@ def faults(tree):
     yield check_doubles, "a literal that is not exact in binary32", {HEADER: header + "double x = 0.1;\n"}
     yield check_version, "a version of the first line", {HEADER: re.sub(r" - v[\d.]+ ", " - v0.1 ", header, count=1)}
     yield check_version, "a version without changes", {"docs/CHANGELOG.md": "# Changes\n\n## 0.1\n"}
+    yield check_top, "a file that a shell has made", {"> 1": ""}
     yield check_doubles, "wrong bits", {HEADER: header + "double x = KOPT_DOUBLE_(0.1, 0x3FB99999u, 0x99999999u);\n"}
 
 
