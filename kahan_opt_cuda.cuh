@@ -1298,8 +1298,8 @@ KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t address, uint32_t x) {
 KOPT_CUDA_FN_ void kopt_cuda_add_square16_(uint32_t column, uint32_t x, uint32_t all, int finite) {
     const uint32_t mask = all == KOPT_BF16 ? 0x7F80u : 0x7C00u, one = all == KOPT_BF16 ? 0x80u : 0x400u;
     const uint32_t exponent = x & mask;
-    uint32_t digits; /* (x & (one - 1)) | min(exponent, one): with the leading 1 of a normal number */
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(digits) : "r"(x), "r"(one - 1), "r"(min(exponent, one)));
+    uint32_t digits = min(exponent, one); /* | (x & (one - 1)): with the leading 1 of a normal number */
+    asm("lop3.b32 %0, %1, %2, %0, 0xEA;" : "+r"(digits) : "r"(x), "r"(one - 1));
     kopt_cuda_add_slot_(column + (all == KOPT_BF16 ? exponent : exponent >> 3), /* 128 bytes per bin */
                         finite || exponent != mask ? digits * digits : 1);
 }
