@@ -574,7 +574,7 @@ KOPT_CUDA_FN_ void kopt_cuda_store_octet_(kopt_byte_ *p, uint64_t i, size_t size
     if (size == 1) kopt_cuda_store_words_(p + i, from, 8);
 }
 
-/* Element i, of 1, 2 or 4 bytes, in the low bits, at any alignment, or 0 if there is no such array. */
+/* Element i, of 1, 2 or 4 bytes, in the low bits, at any alignment. Of 0 bytes, if there is no such array, it is 0. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_load_one_(const kopt_byte_ *array, uint64_t i, size_t size) {
     const kopt_byte_ *const p = array + i * size;
     uint32_t a = 0, byte;
@@ -612,7 +612,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_extract_(const uint32_t *packed, size_t size, i
 /* The 1-byte residuals of COMPACT, and codes, are signed. */
 KOPT_CUDA_FN_ uint32_t kopt_cuda_sign_extend_(uint32_t a, size_t size) { return size == 1 ? (a ^ 0x80u) - 0x80u : a; }
 KOPT_CUDA_FN_ uint32_t kopt_cuda_load_signed_(const kopt_byte_ *array, uint64_t i, size_t size) {
-    return size == 0 ? 0 : kopt_cuda_sign_extend_(kopt_cuda_load_one_(array, i, size), size);
+    return kopt_cuda_sign_extend_(kopt_cuda_load_one_(array, i, size), size);
 }
 
 /* ---- random bits ---- */
@@ -1288,6 +1288,7 @@ static __global__ void __launch_bounds__(KOPT_PROLOGUE_THREADS_)
         are fp32: bin b counts in units of 2^(8 * b), and most squares are added in registers first (a window). The last
         bin counts infinities and NaNs ---- */
 
+#define KOPT_CUDA_LEAST_TOP_ 0x0C000000u /* of a window: of bin 0 */
 #define KOPT_CUDA_BINS_(all) ((all) == KOPT_BF16 ? 256u : (all) == KOPT_FP16 ? 32u : 128u)
 
 KOPT_CUDA_FN_ void kopt_cuda_add_slot_(uint32_t address, uint32_t x) {
@@ -1357,7 +1358,7 @@ KOPT_CUDA_FN_ void kopt_cuda_flush_window_(uint32_t column, kopt_cuda_window_ *w
 KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, kopt_cuda_window_ *w, const uint32_t x[8]) {
     const uint32_t top = w->top, low_top = top - (23u << 23) + 0x400000u; /* the bits of C and of 1.5 * 2^-23 * C */
     const kopt_cuda_window_ before = *w;
-    uint32_t above = 0, below = 0, largest = 0x0A000000u;
+    uint32_t above = 0, below = 0, largest = 0;
     int q;
     KOPT_UNROLL_
     for (q = 0; q < 8; q++) { /* adding C rounds to a multiple of 2^-23 * C, adding low_top to one of 2^-46 * C */
@@ -1380,7 +1381,7 @@ KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, kopt_cuda_window_ *w,
         largest = max(largest, x[q] & 0x7E000000u);
         kopt_cuda_add_square32_(column, x[q]);
     }
-    w->top = min(largest + 0x02000000u, 0x7E000000u);
+    w->top = min(max(largest + 0x02000000u, KOPT_CUDA_LEAST_TOP_), 0x7E000000u); /* above the largest */
 }
 
 /* The squares of a lane's part of a task: up to 4 octets (2 of fp32), all loaded before the first is used. */
@@ -1391,7 +1392,7 @@ KOPT_CUDA_FN_ void kopt_cuda_stats_lane_(const kopt_cuda_arguments_ *a, uint32_t
     const uint32_t index = kopt_cuda_find_(a->first_task, a->tensor_count, task, lane);
     const kopt_cuda_tensor_ *const t = a->tensors + index;
     const kopt_format format = (kopt_format)(ALL == 3 ? t->grad_format : ALL);
-    const size_t size = format == KOPT_F32 ? 4 : 2;
+    const size_t size = format == KOPT_F32 ? 4 : 2; /* kopt_bytes_of_(): no gradient has 8 bits */
     const uint64_t n = t->end - t->pad;
     const uint64_t i = (uint64_t)(task - a->first_task[index]) * a->width + 8 * lane - t->pad;
     uint32_t packed[LOADS][ALL == 3 ? 8 : 4], k;
@@ -1466,7 +1467,7 @@ static __global__ void __launch_bounds__(KOPT_THREADS_, 4) kopt_cuda_stats_kerne
     const uint32_t thread = threadIdx.x;
     const uint32_t column = (uint32_t)__cvta_generic_to_shared(slots + (thread & 31));
     uint64_t sum = 0; /* of bin number `thread` */
-    kopt_cuda_window_ w = {0x0C000000u, 0, 0, 0};
+    kopt_cuda_window_ w = {KOPT_CUDA_LEAST_TOP_, 0, 0, 0};
     int last = 0;
     uint32_t rounds, base = blockIdx.x * KOPT_WARPS_, i;
     for (i = thread; i < KOPT_CUDA_BINS_(ALL) * 32; i += KOPT_THREADS_) slots[i] = 0;
@@ -1509,7 +1510,7 @@ KOPT_CUDA_FN_ uint32_t kopt_cuda_ratio_(const kopt_cuda_tensor_ *t, const kopt_c
     e.grad = kopt_cuda_load_one_(t->grad, i, size);
     e.moment[1] = kopt_cuda_load_moment_(t, kind, 1, i);
     if (g->k.use_l2) e.weight = kopt_cuda_load_one_(t->weight, i, weight_size);
-    if (g->k.use_l2 && residual_size != 0) e.residual = kopt_cuda_load_signed_(t->residual, i, residual_size);
+    if (g->k.use_l2) e.residual = kopt_cuda_load_signed_(t->residual, i, residual_size);
     return kopt_as_u32_(kopt_stable_ratio_cuda_(kind, &g->k, &e));
 }
 

@@ -12,7 +12,7 @@
    epsilon times the weight. Proof, with d = ||w_t - w*||: an update is at most step L d, and is cancelled if it is at
    most epsilon |w_j|, which is at least epsilon (|w*_j| - d). So if d is at most B = epsilon / (step L + epsilon) *
    min_j |w*_j|, no weight moves again. A step from farther away moves the weights by at most 2 step L d, as rounding at
-   most doubles it, and ends at (1 - 2 step L) B or farther. The paper has 1 - step L: test_tight() ends below that.
+   most doubles it, and ends at (1 - 2 step L) B or farther. With 1 - step L that is false: see test_tight().
 
    The smaller the step, the farther from w* updates are cancelled. The runs begin at 0, farther away than the second
    term, which is called the bound below. Here only the store of the weights is in 16 bit; gradients are fp32 and are
@@ -282,11 +282,11 @@ static void test(const Results *r, const char *format, int sizes) {
                format, step_size[k], r->error[NEAREST][k], step_size[k - 1], r->error[NEAREST][k - 1]);
     }
     for (int arm = 0; arm < ARMS; arm++) {
-        const double *error = r->error[arm];
+        const double *error = r->error[arm], *nearest = r->error[NEAREST];
         if (arm == NEAREST) continue;
         for (int k = 2; k < sizes; k++)
-            ok(error[k] < 2 * r->bound[k], "%s, step %g: %s ends below twice the bound (%.5f, bound %.4f)", format,
-               step_size[k], arms[arm].name, error[k], r->bound[k]);
+            ok(error[k] < nearest[k] / 8, "%s, step %g: %s ends at less than an eighth of nearest (%.5f, %.4f)", format,
+               step_size[k], arms[arm].name, error[k], nearest[k]);
         if (arm != KAHAN_NEAREST && arm != FP32)
             ok(error[last] < 1.5 * error[1], "%s: %s is as good with step %g (%.5f) as with %g (%.5f)", format,
                arms[arm].name, step_size[last], error[last], step_size[1], error[1]);
