@@ -389,7 +389,10 @@ run_tests() {
     with "the converters" "python3-torch, torch-optimi or safetensors" optimi 'torch, safetensors' &&
         part convert_formats /usr/bin/python3 tests/examples/test_convert_formats.py build/tests/python
     with "the evidence with small settings" "python3-torch, python3-sklearn or python3-matplotlib" \
-        imports 'torch, sklearn, matplotlib' && turn 12 && part fidelity sh tests/examples/fidelity.sh
+        imports 'torch, sklearn, matplotlib' &&
+        { turn 12 || changed tests/examples/fidelity.sh bench/fidelity.py bench/finetuning.py bench/scale.py \
+            bench/tasks.py; } &&
+        part fidelity sh tests/examples/fidelity.sh
     run_jobs
     prove_all
 }

@@ -38,6 +38,8 @@ turn() { # turn N: is it this one's turn? A script asks for one after the other
     turns=$((${turns:--1} + 1))
     [ -n "${KOPT_ALL:-}" ] || [ $((turns % $1)) = $((commit % $1)) ]
 }
+# changed FILE...: did the last 50 commits change one? Then what runs by turns runs at once. Without a history: no.
+changed() { git rev-parse -q --verify HEAD~50 >/dev/null 2>&1 && ! git diff --quiet HEAD~50 -- "$@"; }
 case ${KOPT_TURN:-$(git rev-parse --is-shallow-repository 2>/dev/null)} in
 false) commit=$(git rev-list --count --first-parent HEAD) ;;
 [0-9]*) commit=$KOPT_TURN ;;
