@@ -1,4 +1,4 @@
-/* kahan_opt.h - v0.12 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+/* kahan_opt.h - v0.13 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
    Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
    gradients, the library updates the weights. It allocates nothing: all memory is yours.
@@ -54,7 +54,10 @@
        VOCABULARIES               KERNELS                 DISPATCH                    TILES
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 1200
+/* From 1.0 on, two versions with one major number may both declare what they have in one file. */
+#if defined(KOPT_VERSION) && KOPT_VERSION != 1300 &&                                        \
+    (KOPT_VERSION < 10000 || KOPT_VERSION / 10000 != 1300 / 10000 || defined(KOPT_PASS_) || \
+     (defined(KAHAN_OPT_IMPLEMENTATION) && !defined(KOPT_IMPLEMENTED_)))
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
 
@@ -134,8 +137,8 @@
       values, and 8-bit moments are not flushed. Conversions keep all subnormals.
    5. Random bits are a pure function of (seed, step, tensor id, stream, global element index): see RANDOM BITS.
    6. Memory. Any alignment (inline functions: that of the type); n up to SIZE_MAX / 32 - 8; pointers may be NULL if n
-      is 0. The stack use is at most 12 KB (3 KB in a build without vectors), and 4 KB more with 8-bit moments or with
-      what KAHAN_OPT_VMATH adds. Compiled by clang -O0, functions use up to 48 KB.
+      is 0. The stack use, measured with gcc and clang, is at most 12 KB (3 KB in a build without vectors), and 4 KB
+      more with 8-bit moments or with what KAHAN_OPT_VMATH adds. Compiled by clang -O0, functions use up to 48 KB.
    7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
       kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
       struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused. Inline steps
@@ -143,13 +146,17 @@
    8. State is bytes. kopt_save() writes a list of tensors, weights included, as one checkpoint: portable
       (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
-      made it, and only if it is byte for byte what kopt_save() would write, whoever made its checksum. Equal runs have
-      equal bytes in weights and state blocks: a load or another learning rate on the way leaves no trace of its own.
-   9. Growth. Structs have reserved fields, which must be 0, and no padding: neither packing options nor a #pragma pack
-      change their layout, unless enums are short (-fshort-enums, the default of arm-none-eabi). Constructors compare
-      the version of the header and the sizes of its structs with those of the implementation. If they differ (before
-      1.0 in any digit, later in the major version), or if enums are not as short in all files, every call with that
-      optimizer returns KOPT_ERROR_VERSION and touches no memory.
+      made it, and only if it is byte for byte what kopt_save() would write, whoever made its checksum. Later versions
+      load it, and write its layout again wherever that holds all. Equal runs have equal bytes in weights and state
+      blocks: a load or another learning rate on the way leaves no trace of its own.
+   9. Growth. Minor versions add functions, rules, errors and other values of enums: give a switch a default, and let a
+      binding take an enum as an int. Structs grow into their reserved fields, which must be 0; those without any never
+      change. No struct has padding: neither packing options nor a #pragma pack change its layout, unless enums are
+      short (-fshort-enums, the default of arm-none-eabi). Constructors compare the version of the header and the sizes
+      of its structs with those of the implementation. If they differ (before 1.0 in any digit, later in the major
+      version; the implementation may be the newer one), if enums are not as short in all files, or if a call reaches
+      another version than the constructor did (a plug-in that was reloaded), every call with that optimizer returns
+      KOPT_ERROR_VERSION and touches no memory.
 
    BYTES PER PARAMETER (weight + gradient + state; AdamW)
                                weight   grad   residual   moments   total
@@ -169,7 +176,7 @@
    VERSION HISTORY: docs/CHANGELOG.md
 */
 
-#define KOPT_VERSION 1200 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
+#define KOPT_VERSION 1300 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -348,7 +355,9 @@ typedef enum KOPT_NODISCARD_ kopt_result {
     KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_list_set_ids() */
     KOPT_ERROR_CAPTURE,  /* the CUDA stream is being captured in a graph, which would repeat the call */
     KOPT_ERROR_FILE,     /* a function of kopt_file failed */
-    KOPT_ERROR_VERSION   /* the header that made the optimizer and the implementation differ: see CONTRACT, 9 */
+    KOPT_ERROR_VERSION,  /* the header that made the optimizer and the implementation differ: see CONTRACT, 9; or the
+                            checkpoint has the layout of a later version */
+    KOPT_ERROR_CLOSURE   /* a function of kopt_closure failed */
 } kopt_result;
 
 /* Explains a result in one English sentence. Never NULL. */
@@ -509,10 +518,10 @@ typedef struct kopt_random_key {
 } kopt_random_key;
 
 /* The random bits r of element i, from Philox4x32-7 (Salmon et al. 2011): see docs/numerics.md section 7. stream is 0
-   to 15 (modulo 16): the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE_(r, k) is the 16-bit random
-   number of the element's store k, 0 to 4; it evaluates r twice. Store 0 is that of the weight or its compensation,
-   store k that of the k-th moment. Functions of one value use only the lower 16 bits of random16, which are number 0:
-   you can pass r to them. As a whole, r is not a uniform 32-bit number. */
+   to 15, and reserved above: the library uses 0 to 7, and 8 to 15 are yours. KOPT_RANDOM_STORE_(r, k) is the 16-bit
+   random number of the element's store k, 0 to 4; it evaluates r twice. Store 0 is that of the weight or its
+   compensation, store k that of the k-th moment. Functions of one value use only the lower 16 bits of random16, which
+   are number 0: you can pass r to them. As a whole, r is not a uniform 32-bit number. */
 KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i);
 #define KOPT_RANDOM_STORE_(r, k) (((r) + (k) * ((r) >> 16)) & 0xFFFFu)
 
@@ -734,8 +743,9 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
        kopt_inline_optimizer opt = kopt_inline_optimizer_of(1e-3f, 0.01f, 0);     // one for each tensor
        for (;;) kopt_inline_adamw(&opt, weight, state, grad, N);                  // after each backward pass
 
-   Nothing is checked. The arrays must not overlap, and n is the same in each call. opt counts the steps of one tensor,
-   at most 2^32 - 1: two tensors need an opt each, with its own id. To resume, save weight, state and opt.
+   Nothing is checked. The arrays must not overlap, and n is the same in each call. opt counts the steps of one tensor:
+   two tensors need an opt each, with its own id. Step 2^32 counts as 2^31, where no correction is left; random bits
+   then repeat those of 2^31 steps ago. To resume, save weight, state and opt.
 
    In the default floating-point environment the bits are those of kopt_optimizer_step() with bf16 gradients, for
    kopt_adamw(lr) or kopt_sgd(lr, 0) with the same weight_decay, eps, seed and id, beta = 1 - gain, no other option, and
@@ -790,12 +800,17 @@ KOPT_INLINE_ kopt_bf16 kopt_inline_moment_(float x, uint32_t random16) {
     return (moment & 0x7F80u) != 0 ? moment : (kopt_bf16)0;
 }
 
+KOPT_INLINE_ uint32_t kopt_inline_begin_(kopt_inline_optimizer *opt) {
+    if (++opt->step == 0) opt->step = 0x80000000u;
+    return opt->step;
+}
+
 /* Loshchilov & Hutter 2019, algorithm 2, with PyTorch's decay of lr * weight_decay. state is the compensation c of each
    weight, then the moments m, then v. */
 KOPT_INLINE_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
                                     const kopt_bf16 *grad, size_t n) {
     kopt_bf16 *c = state, *m = state + n, *v = state + 2 * n;
-    const uint32_t t = ++opt->step;
+    const uint32_t t = kopt_inline_begin_(opt);
     const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
     const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
     const float decay = kopt_mul_(opt->lr, opt->weight_decay);
@@ -821,7 +836,7 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
     const float decay = opt->weight_decay;
     uint32_t words[4], r;
     size_t i;
-    ++opt->step;
+    (void)kopt_inline_begin_(opt);
     for (i = 0; i < n; i++) {
         float g = kopt_f32_from_bf16(grad[i]);
         if (kopt_as_u32_(decay) != 0) g = kopt_add_(g, kopt_mul_(decay, kopt_f32_from_bf16(weight[i])));
@@ -837,7 +852,8 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
    function that returns an error has changed nothing, unless its comment says so. The comments name the errors of each
    function, except four that any may return: KOPT_ERROR_NULL (a required pointer is NULL), KOPT_ERROR_OPTION (an enum
    value does not exist or does not apply), KOPT_ERROR_BOUNDS (n is above SIZE_MAX / 32 - 8) and KOPT_ERROR_OVERLAP (two
-   buffers overlap that must not). A double that must be finite is at most 3e38 in magnitude. */
+   buffers overlap that must not). Any of several errors may be returned. A double that must be finite is at most 3e38
+   in magnitude. */
 
 /* An optimizer: its options and its step count. It owns no memory, so it may be copied. Make it with one of the
    constructors below, then set any field. Constructors check nothing; the functions that take the optimizer do. They
@@ -1022,6 +1038,7 @@ typedef struct kopt_state_arrays {
     void *scale[4];             /* KOPT_Q8: of each moment (n + 63) / 64 bytes; otherwise NULL */
     void *slow, *slow_residual; /* Ranger: n values like the weights, and like the residual */
     void *rates;                /* FEEDBACK: 16 bytes, aligned to 4: a step (uint32_t) and its rate (float), twice */
+    void *reserved_[4];         /* NULL, otherwise KOPT_ERROR_OPTION */
 } kopt_state_arrays;
 
 /* Counts of stalled weights. Set them to 0; every step with t.counts adds to them. */
@@ -1258,8 +1275,9 @@ KOPT_API_ KOPT_RESULT_ kopt_save(const kopt_optimizer *opt, const kopt_tensor *t
    matter. Not in it, so set them as before: grad, copy, arrays, no_decay, rate_scale, stable_scale and counts of a
    tensor. Errors:
 
-   - KOPT_ERROR_STATE: the bytes are no checkpoint, or one of a later layout; or kopt_save() would not write these bytes
-     for what they hold, though their checksum is right. (What is in an array is not judged.)
+   - KOPT_ERROR_STATE: the bytes are no checkpoint; or kopt_save() would not write these bytes for what they hold,
+     though their checksum is right. (What is in an array is not judged.)
+   - KOPT_ERROR_VERSION: the checkpoint has the layout of a later version, which can load it.
    - KOPT_ERROR_MISMATCH: another number of tensors, n, id, first_index, rule (also StableAdamW, Nesterov, AMSGrad,
      atan2_outside), decay mode, format, rounding or number of moments. kopt_inspect() shows what it has.
    - KOPT_ERROR_SIZE: in_size is less than the checkpoint needs: it was cut off. Or a state block is too small.
@@ -1291,7 +1309,7 @@ KOPT_API_ KOPT_RESULT_ kopt_load_from(kopt_optimizer *opt, const kopt_tensor *te
 
 /* Reads the head of a checkpoint, of a state block, or of one tensor in a checkpoint: the options into *opt, the number
    of tensors (1, unless it is a checkpoint) into *count, and the size of the whole in bytes into *size. Each of the
-   three may be NULL. Of the whole, the first 256 bytes are enough, or all, if there are fewer. Fields of *opt:
+   three may be NULL. Of the whole, the first 1024 bytes are enough, or all, if there are fewer. Fields of *opt:
 
    - A checkpoint has all of them.
    - A tensor in a checkpoint has rule, formats, roundings, decay mode, seed and step, and lr, weight_decay, beta1 and
@@ -1300,20 +1318,20 @@ KOPT_API_ KOPT_RESULT_ kopt_load_from(kopt_optimizer *opt, const kopt_tensor *te
      lr, max_lr, seed and step become 0, a momentum above 0 becomes 1.4e-45, all else the default.
 
    The checksum is not checked: kopt_load() does that. Errors, with nothing written: KOPT_ERROR_SIZE (fewer bytes than
-   the head); KOPT_ERROR_STATE (none of the three, one of a later layout, or a head that contradicts itself, such as
-   AdamW with one moment); KOPT_ERROR_BOUNDS (one tensor, and it is too large for this machine); KOPT_ERROR_OPTION
-   (options that this build leaves out, or that exclude each other). */
+   the head); KOPT_ERROR_STATE (none of the three, or a head that contradicts itself, such as AdamW with one moment);
+   KOPT_ERROR_VERSION (the layout of a later version); KOPT_ERROR_BOUNDS (one tensor, and it is too large for this
+   machine); KOPT_ERROR_OPTION (options that this build leaves out, or that exclude each other). */
 KOPT_API_ KOPT_RESULT_ kopt_inspect(const void *in, size_t in_size, kopt_optimizer *opt, uint64_t *count,
                                     uint64_t *size);
 
 /* Walks over the tensors of a checkpoint: reads the header of the tensor at *offset into *t (weight_format, n, id and
    first_index; the rest is 0) and moves *offset to its end, which is where the next one begins. Begin with *offset = 0,
-   the first tensor. t may be NULL. Of the checkpoint it reads the head and 64 bytes at *offset, so it may be mapped or
-   cut off. A state block, or one tensor of a checkpoint, has an offset of 0 only: this is how to walk over a file that
-   is not in memory, with at = 0 and the count of kopt_inspect():
+   the first tensor. t may be NULL. Of the checkpoint it reads the two headers, so it may be mapped or cut off. A state
+   block, or one tensor of a checkpoint, has an offset of 0 only: this is how to walk over a file that is not in memory,
+   with at = 0 and the count of kopt_inspect():
 
        for (; count > 0; count--, at += length) {
-           length = 0;  read 256 bytes, or as many as there are, from byte `at` of the checkpoint on
+           length = 0;  read 1024 bytes, or as many as there are, from byte `at` of the checkpoint on
            if (kopt_inspect_tensor(bytes, got, &length, &t) != KOPT_OK) break;
        }
 
@@ -1441,11 +1459,13 @@ KOPT_API_ KOPT_RESULT_ kopt_scaler_update(kopt_scaler *scaler, int found_inf);
 KOPT_API_ KOPT_RESULT_ kopt_scaler_begin(kopt_scaler *scaler, kopt_step *steps, kopt_optimizer *opts, size_t count,
                                          const kopt_norm *norm, double max_norm, int *skipped);
 
-/* The functions that kopt_scaler_step() calls; each gets user as its first argument. Either function may be NULL. */
+/* The functions that kopt_scaler_step() calls. Each gets user as its first argument and returns 0; anything else ends
+   the call with KOPT_ERROR_CLOSURE, and the optimizer, the scaler and the tensors are unchanged, but for the gradients.
+   A function that is not needed may be NULL. */
 typedef struct kopt_closure {
-    void (*evaluate)(void *user, double scale);   /* forward pass, and backward pass of scale * loss into the
+    int (*evaluate)(void *user, double scale);    /* forward pass, and backward pass of scale * loss into the
                                                      gradients */
-    void (*reduce)(void *user, kopt_norm *norm);  /* sums the 21 words of *norm over all ranks */
+    int (*reduce)(void *user, kopt_norm *norm);   /* sums the 21 words of *norm over all ranks */
     void *user;
 } kopt_closure;
 
@@ -1527,7 +1547,8 @@ KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n);
 
 /* ---- NOT FROZEN -------------------------------------------------------------------------------------------------- */
 
-/* What follows may change in any version, also after 1.0: compression, vector mathematics and random numbers. */
+/* What follows may change in any version, also after 1.0: compression, vector mathematics and random numbers, and with
+   them the bits of Adam-atan2 and smooth Lion. */
 
 /* ---- GRADIENT COMPRESSION ---------------------------------------------------------------------------------------- */
 
@@ -2640,9 +2661,10 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 
 /* ---- constructors ---- */
 
-/* made_ of a struct that a constructor made; others are refused (KOPT_ERROR_UNINITIALIZED). */
-#define KOPT_MADE_ 0x4D414445u
-#define KOPT_FOREIGN_ 0x4E474945u /* by another header: KOPT_ERROR_VERSION */
+/* made_ of a struct that a constructor made: "MA", and the version, as far as it counts. Others are refused: of another
+   version by KOPT_ERROR_VERSION, all else by KOPT_ERROR_UNINITIALIZED. */
+#define KOPT_FOREIGN_ 0x4D410000u
+#define KOPT_MADE_ (KOPT_FOREIGN_ + (KOPT_VERSION < 10000 ? KOPT_VERSION : KOPT_VERSION / 10000))
 
 /* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
    in thousandths, because no flag of a compiler changes an integer. */
@@ -2756,7 +2778,8 @@ static int kopt_feedback_fits_(kopt_rule rule, int moment_count, kopt_format fir
 static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
     const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
     MUST_(opt != NULL, NULL, "the optimizer is NULL");
-    MUST_(opt->made_ != KOPT_FOREIGN_, VERSION, kopt_result_string(KOPT_ERROR_VERSION));
+    MUST_(opt->made_ == KOPT_MADE_ || opt->made_ >> 16 != KOPT_MADE_ >> 16, VERSION,
+          kopt_result_string(KOPT_ERROR_VERSION));
     MUST_(opt->made_ == KOPT_MADE_, UNINITIALIZED, kopt_result_string(KOPT_ERROR_UNINITIALIZED));
     MUST_((opt->reserved_[0] | opt->reserved_[1] | opt->reserved_[2] | opt->reserved_[3] | opt->reserved_[4] |
            opt->reserved_[5] | opt->reserved_[6] | opt->reserved32_) == 0,
@@ -3150,6 +3173,8 @@ static KOPT_NOINLINE_ kopt_result kopt_check_arrays_(const kopt_tensor *t, const
     int m;
     if (a->size != sizeof *a) return KOPT_ERROR_SIZE;
     if (t->state != NULL) return KOPT_ERROR_OPTION;
+    for (m = 0; m < 4; m++)
+        if (a->reserved_[m] != NULL) return KOPT_ERROR_OPTION;
     if (t->n == 0) return KOPT_OK;
     if (l->rounding == KOPT_FEEDBACK && a->rates == NULL) return KOPT_ERROR_NULL;
     for (m = 0; m < l->moment_count; m++)
@@ -3167,7 +3192,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_block_(const kopt_tensor *t, co
     if (t->arrays != NULL) {
         const kopt_result result = kopt_check_arrays_(t, l);
         MUST_(result != KOPT_ERROR_SIZE, SIZE, "arrays: size must be sizeof(kopt_state_arrays)");
-        MUST_(result != KOPT_ERROR_OPTION, OPTION, "arrays: with them state must be NULL");
+        MUST_(result != KOPT_ERROR_OPTION, OPTION, "arrays: with them state must be NULL, and reserved_, too");
         MUST_(result != KOPT_ERROR_NULL, NULL,
               "arrays: the options need one that is NULL: residual, moment, scale, slow, slow_residual or rates");
         return KOPT_OK;
@@ -4097,7 +4122,9 @@ FN_ void K_(interleave)(vf32_ even, vf32_ odd, vf32_ *a, vf32_ *b) { /* unpack: 
     *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 FN_ vu32_ K_(block_of_lane)(void) { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
-FN_ __m256d K_(load_f64)(const kopt_byte_ *p) { return _mm256_cvtps_pd(_mm_loadu_ps((const float *)p)); }
+FN_ __m256d K_(load_f64)(const kopt_byte_ *p) { /* without _mm_loadu_ps, which gcc -m32 -Ofast cannot inline here */
+    return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_loadu_si128((const __m128i *)p)));
+}
 #undef QUARTERS_
 #else
 FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
@@ -7215,8 +7242,10 @@ KOPT_API_ const char *kopt_result_string(kopt_result result) {
         "the stream is being captured: call this function before the capture, or the graph would repeat it",
         "reading or writing a checkpoint failed: the file may be too short, or the disk full",
         "the header that made the optimizer and the implementation that was linked are of different versions, or were "
-        "compiled with other sizes of structs or enums; or a plug-in found the copy of another part of the program"};
-    return (unsigned)result <= (unsigned)KOPT_ERROR_VERSION ? sentences[result] : "unknown result";
+        "compiled with other sizes of structs or enums; or a plug-in found the copy of another part of the program; or "
+        "the checkpoint has the layout of a later version of the library",
+        "a function of the kopt_closure failed"};
+    return (unsigned)result <= (unsigned)KOPT_ERROR_CLOSURE ? sentences[result] : "unknown result";
 }
 
 KOPT_API_ int kopt_version(void) { return KOPT_VERSION; }
@@ -8386,6 +8415,7 @@ static int kopt_bytes_differ_(const kopt_byte_ *a, const kopt_byte_ *b, int begi
 
 /* Do two headers, of checkpoints or of tensors, describe the same thing? */
 static kopt_result kopt_compare_headers_(const kopt_byte_ *a, const kopt_byte_ *b) {
+    if (!kopt_bytes_differ_(a, b, 0, 4) && a[4] > b[4]) return KOPT_ERROR_VERSION;
     if (kopt_bytes_differ_(a, b, 0, 5) || kopt_bytes_differ_(a, b, 10, 11)) return KOPT_ERROR_STATE; /* name, version */
     if (kopt_has_old_codes_(a)) return KOPT_ERROR_STATE;
     return kopt_bytes_differ_(a, b, 5, 32) ? KOPT_ERROR_MISMATCH : KOPT_OK;
@@ -8681,6 +8711,7 @@ static kopt_result kopt_read_tensor_head_(kopt_head_ *head, const kopt_byte_ *h)
     const int saved = h[10];
     kopt_byte_ rounding, moments;
     kopt_layout_ l;
+    if (kopt_load_le32_(h) == KOPT_MAGIC_ && h[4] > KOPT_BLOCK_VERSION_) return KOPT_ERROR_VERSION;
     if (kopt_load_le32_(h) != KOPT_MAGIC_ || h[4] != KOPT_BLOCK_VERSION_ || h[10] > 1 || !kopt_header_options_valid_(h))
         return KOPT_ERROR_STATE;
     memset(&head->t, 0, sizeof head->t);
@@ -8716,6 +8747,7 @@ static kopt_result kopt_read_head_(kopt_head_ *head, const kopt_byte_ *h, size_t
     if (in_size < KOPT_HEADER_) return KOPT_ERROR_SIZE;
     if (kopt_load_le32_(h) != KOPT_SAVE_MAGIC_) return kopt_read_tensor_head_(head, h);
     if (in_size < KOPT_SAVE_HEADER_) return KOPT_ERROR_SIZE;
+    if (h[4] > KOPT_SAVE_VERSION_) return KOPT_ERROR_VERSION;
     if (h[4] != KOPT_SAVE_VERSION_ || h[10] != 0 || !kopt_header_options_valid_(h)) return KOPT_ERROR_STATE;
     kopt_optimizer_from_header_(&head->opt, h, 1);
     result = kopt_check_save_header_(h, expected, &head->opt);
@@ -9032,9 +9064,9 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     if (result == KOPT_OK) result = kopt_check_list_(&s, tensors, count, &last);
     if (result != KOPT_OK) return result;
     memset(&norm, 0, sizeof norm);
-    if (evaluates) closure->evaluate(closure->user, scaler->scale);
+    if (evaluates && closure->evaluate(closure->user, scaler->scale)) return KOPT_ERROR_CLOSURE;
     result = kopt_norm_add_grads(&norm, tensors, count);
-    if (closure != NULL && closure->reduce != NULL) closure->reduce(closure->user, &norm);
+    if (closure != NULL && closure->reduce != NULL && closure->reduce(closure->user, &norm)) return KOPT_ERROR_CLOSURE;
     if (evaluates) scaler->steps_ = 0; /* the gradients have this scale, whatever was stepped before */
     if (result != KOPT_OK) return result;
     kopt_take_step_(scaler, opt, &norm, max_norm, grad_scale, &s);

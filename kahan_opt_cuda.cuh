@@ -116,6 +116,7 @@ enum { KOPT_CUDA_KERNELS_ = 81, KOPT_CUDA_ROOM_ = 128 }; /* a plan has room for 
 typedef struct kopt_cuda_plan {
     /* Yours: set it at any time after kopt_cuda_plan_build(). */
     uint32_t blocks; /* upper limit on the thread blocks of a launch; 0: no limit. Does not change results            */
+    uint32_t reserved32_; /* 0 */
     /* Only read them. */
     void *bytes;  /* the plan on the host, which kopt_cuda_plan_build() has written                               */
     void *device; /* the plan on the GPU, or NULL before kopt_cuda_plan_upload()                                  */
@@ -177,11 +178,13 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_step(const kopt_cuda_plan *plan, void
 /* Options. kopt_cuda_plan_set_options() copies them into the plan on the GPU. All zero at first. */
 typedef struct kopt_cuda_options {
     int check_finite;        /* 1: skip the step if a gradient is not finite       (needs kopt_cuda_plan_measure())   */
+    uint32_t reserved32_;    /* 0 */
     double max_norm;         /* > 0: clip the norm of all gradients together to it (needs kopt_cuda_plan_measure())   */
     const float *lr;         /* NULL, or the device address of the learning rate of all groups, in place of opt->lr. An
                                 average has none: its decay is beta1, and kopt_cuda_plan_set_optimizer() changes it   */
     const float *loss_scale; /* NULL, or the device address of a number that divides the gradients                    */
     const float *found_inf;  /* NULL, or the device address of a flag: if it is not zero, the step is skipped         */
+    uint64_t reserved_[4];   /* 0, otherwise KOPT_ERROR_OPTION */
 } kopt_cuda_options;
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_options(const kopt_cuda_plan *plan, const kopt_cuda_options *options,
                                                        void *stream);
@@ -1957,7 +1960,7 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
     /* Each element adds less than 2^24 to a bin of 64 bits. There are fewer than 2^32 tasks. */
     if (tensors >> 28 != 0 || elements >> 40 != 0) return KOPT_ERROR_BOUNDS;
     plan->bytes = plan->device = NULL;
-    plan->blocks = 0;
+    plan->blocks = plan->reserved32_ = 0;
     plan->groups_ = count;
     plan->tensors_ = (uint32_t)tensors;
     plan->stable_ = (uint32_t)stable;
@@ -2262,9 +2265,12 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan
     kopt_cuda_setting_ s = kopt_cuda_setting_of_(plan, 0);
     kopt_result result = KOPT_ERROR_NULL;
     if (options != NULL) {
+        const uint64_t *const r = options->reserved_;
         const int good = kopt_between_(options->max_norm, 0, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu));
         s.options = *options;
-        result = good ? KOPT_OK : KOPT_ERROR_RANGE;
+        result = (options->reserved32_ | r[0] | r[1] | r[2] | r[3]) != 0 ? KOPT_ERROR_OPTION
+                 : good                                                  ? KOPT_OK
+                                                                         : KOPT_ERROR_RANGE;
     }
     return kopt_cuda_set_(plan, s, result, stream);
 }

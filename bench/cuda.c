@@ -266,7 +266,7 @@ typedef struct run {
 
 /* 0: the GPU has not enough memory. */
 static int make(run *r, const mode *m, const size_t *sizes, size_t count, size_t shift) {
-    const kopt_cuda_options options = {1, 1.0, NULL, NULL, NULL};
+    const kopt_cuda_options options = {1, 0, 1.0, NULL, NULL, NULL, {0, 0, 0, 0}};
     kopt_cuda_group group;
     size_t total = 1, k, size;
     unsigned char *p;

@@ -428,7 +428,7 @@ static outcome load_from(run *r, int fd, const char *path) {
         result = KOPT_ERROR_STATE;
     if (result == KOPT_OK) return LOADED;
     damaged = result == KOPT_ERROR_FILE || result == KOPT_ERROR_CHECKSUM; /* it was good when is_whole() read it */
-    fprintf(stderr, "%s %s: %s\n", path, damaged ? "cannot be read" : "is of another model",
+    fprintf(stderr, "%s %s: %s\n", path, damaged ? "cannot be read" : "is of another model or version",
             result == KOPT_ERROR_FILE ? strerror(errno) : kopt_result_string(result));
     return damaged ? DAMAGED : STOP;
 }

@@ -36,7 +36,7 @@ static double loss(const fit *f) {
 }
 
 /* The backward pass of scale * loss, its results stored in fp16. */
-static void evaluate(void *user, double scale) {
+static int evaluate(void *user, double scale) {
     fit *f = (fit *)user;
     int i, j;
     for (j = 0; j < INPUTS; ++j) {
@@ -46,6 +46,7 @@ static void evaluate(void *user, double scale) {
         f->zeros += f->grad[j] == 0 || f->grad[j] == 0x8000;
         f->overflows += (f->grad[j] & 0x7C00) == 0x7C00;
     }
+    return 0;
 }
 
 static double train(double scale, int steps) {

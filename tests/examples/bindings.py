@@ -74,7 +74,7 @@ def works(k):
     tensor.state, tensor.state_size = ctypes.addressof(state), len(state)
     k.check(k.kopt_state_init(opt, tensor, 1, None))
     kinds = dict(k.kopt_closure._fields_)
-    closure = k.kopt_closure(evaluate=kinds["evaluate"](lambda user, scale: called.append((user, scale))))
+    closure = k.kopt_closure(evaluate=kinds["evaluate"](lambda user, scale: called.append((user, scale)) or 0))
     closure.user, skipped, scaler = 77, ctypes.c_int(5), k.kopt_scaler_of()
     k.check(k.kopt_scaler_step(scaler, opt, tensor, 1, 0.0, closure, ctypes.byref(skipped)))
     report(called == [(77, 65536.0)] and skipped.value == 0 and weight[0] == 0x3F60,

@@ -25,7 +25,7 @@ static void check(kopt_result result, const char *what) {
     if (result != KOPT_OK) fprintf(stderr, "%s\n", kopt_result_string(result)), stop(what);
 }
 
-static void evaluate(void *user, double loss_scale) {
+static int evaluate(void *user, double loss_scale) {
     static unsigned char bytes[2 * MOST];
     (void)user;
     for (int m = 0; m < MICRO_BATCHES; ++m) {
@@ -46,6 +46,7 @@ static void evaluate(void *user, double loss_scale) {
         check(kopt_reduce(sum[k], KOPT_F32, all, MICRO_BATCHES, code == format ? format : KOPT_F32, n, 1),
               "kopt_reduce");
     }
+    return 0;
 }
 
 /* The bytes of the image of t, which begins at *place of the file. */

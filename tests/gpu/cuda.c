@@ -693,7 +693,7 @@ static void full_ratios(void) {
 
 static void options(void) {
     static list l;
-    const kopt_cuda_options none = {0, 0, NULL, NULL, NULL};
+    const kopt_cuda_options none = {0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}};
     int k, bad = 0, clips = 0, skips = 0;
     for (k = 0; k < 60; ++k) {
         kopt_cuda_options options = none;
@@ -824,7 +824,8 @@ static void bad_numbers(void) {
     size_t i, g;
     int bad = 0;
     float *const lr = device_new(3 * sizeof *lr);
-    const kopt_cuda_options options = {0, 0, lr, lr + 1, lr + 2}, clips = {0, 1e300, lr, NULL, NULL};
+    const kopt_cuda_options options = {0, 0, 0, lr, lr + 1, lr + 2, {0, 0, 0, 0}},
+                            clips = {0, 0, 1e300, lr, NULL, NULL, {0, 0, 0, 0}};
     kopt_optimizer large;
     make(&l, 3, 3, 300, UINT32_MAX); /* finite gradients */
     bad += made(kopt_cuda_plan_set_options(&l.plan, &options, stream)) != KOPT_OK;
@@ -959,8 +960,10 @@ static kopt_result other_optimizer(kopt_optimizer *o, const kopt_optimizer *mine
 }
 
 static void refused_settings(int lists) {
-    static const kopt_cuda_options negative = {0, -1, NULL, NULL, NULL}, nan = {0, NAN, NULL, NULL, NULL};
+    static const kopt_cuda_options negative = {0, 0, -1, NULL, NULL, NULL, {0, 0, 0, 0}},
+                                   nan = {0, 0, NAN, NULL, NULL, NULL, {0, 0, 0, 0}};
     static list l;
+    kopt_cuda_options later;
     int bad = 0, k, which, tried = 0, mismatches[OTHERS] = {0};
     for (k = 0; k < lists || !mismatches[13] || !mismatches[14] || !mismatches[15]; ++k) {
         make(&l, 2, 2, 300, 100);
@@ -978,6 +981,10 @@ static void refused_settings(int lists) {
         bad += !stops(&l, kopt_cuda_plan_set_options(&l.plan, NULL, stream), KOPT_ERROR_NULL);
         bad += !stops(&l, kopt_cuda_plan_set_options(&l.plan, &negative, stream), KOPT_ERROR_RANGE);
         bad += !stops(&l, kopt_cuda_plan_set_options(&l.plan, &nan, stream), KOPT_ERROR_RANGE);
+        memset(&later, 0, sizeof later), later.reserved_[k % 4] = 1;
+        bad += !stops(&l, kopt_cuda_plan_set_options(&l.plan, &later, stream), KOPT_ERROR_OPTION);
+        memset(&later, 0, sizeof later), later.reserved32_ = 1;
+        bad += !stops(&l, kopt_cuda_plan_set_options(&l.plan, &later, stream), KOPT_ERROR_OPTION);
         discard(&l);
     }
     ok(bad == 0 && tried > 0, "%d optimizers, and options, are refused at once, and each stops the plan", tried);
@@ -990,7 +997,7 @@ static void stopped_plans(void) {
     uint32_t *const counts = device_new(8);
     float *const sum = device_new(40), *const grad = device_new(40);
     kopt_accumulator a = kopt_accumulator_of(sum, KOPT_F32, NULL, 10);
-    kopt_cuda_options options = {1, 0, lr, NULL, NULL};
+    kopt_cuda_options options = {1, 0, 0, lr, NULL, NULL, {0, 0, 0, 0}};
     cudaGraph_t graph[2];
     cudaGraphExec_t replay[2];
     const kopt_cuda_status *status;
@@ -1069,7 +1076,7 @@ static void loads(int lists) {
     int bad = 0, k, f, kernels = 0, plans = 0;
     memset(used, 0, sizeof used);
     for (k = 0; k < lists || (kernels < KOPT_CUDA_KERNELS_ && k < 10000); ++k) {
-        const kopt_cuda_options options = {1, 1e9, NULL, NULL, NULL};
+        const kopt_cuda_options options = {1, 0, 1e9, NULL, NULL, NULL, {0, 0, 0, 0}};
         uint32_t *counts;
         uint16_t *sum, *rest;
         float *out;
@@ -1207,11 +1214,11 @@ static void refusals(void) {
     bad_tensor = t, bad_tensor.stable_scale = 1;
     fails += kopt_cuda_plan_build(&plan, bytes, size, &bad, 1) != KOPT_ERROR_OPTION;
     for (i = 0; i < 6; ++i) { /* a state in arrays */
-        kopt_state_arrays own = {sizeof own, NULL, {NULL, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL}, NULL,
-                                 NULL,       NULL};
+        static const kopt_state_arrays zeros;
+        kopt_state_arrays own = zeros;
         static const kopt_result why[] = {KOPT_OK,         KOPT_ERROR_OPTION,  KOPT_ERROR_NULL,
                                           KOPT_ERROR_NULL, KOPT_ERROR_OVERLAP, KOPT_ERROR_SIZE};
-        wrong = o, wrong.second_moment_format = KOPT_Q8, bad.opt = &wrong;
+        wrong = o, wrong.second_moment_format = KOPT_Q8, bad.opt = &wrong, own.size = sizeof own;
         own.residual = state, own.moment[0] = state + 200, own.moment[1] = state + 400, own.scale[1] = state + 500;
         bad_tensor = t, bad_tensor.arrays = &own;
         if (i != 1) bad_tensor.state = NULL; /* a block, too */
@@ -1290,7 +1297,8 @@ static void refusals(void) {
    one group forbid, and a move of all arrays. */
 static void model(void) {
     enum { MANY = 200, EACH = 10, ALL = MANY * EACH, ROOM = 1 << 22 };
-    const kopt_cuda_options clipping = {1, 0.5, NULL, NULL, NULL}, none = {0, 0, NULL, NULL, NULL};
+    const kopt_cuda_options clipping = {1, 0, 0.5, NULL, NULL, NULL, {0, 0, 0, 0}},
+                            none = {0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}};
     kopt_optimizer *const o = calloc(MANY + 1, sizeof *o);
     kopt_tensor *const t = calloc(2 * (ALL + 1), sizeof *t), *const u = t + ALL + 1;
     kopt_state_arrays *const own = calloc(2 * ALL, sizeof *own);
@@ -1526,7 +1534,7 @@ static void graphs(int lists) {
     static list l;
     int bad = 0, k, step, place;
     for (k = 0; k < lists; ++k) {
-        const kopt_cuda_options options = {1, 0.05, NULL, NULL, NULL};
+        const kopt_cuda_options options = {1, 0, 0.05, NULL, NULL, NULL, {0, 0, 0, 0}};
         cudaGraph_t graph[2];
         cudaGraphExec_t replay[2];
         kopt_tensor *t, moved;

@@ -145,7 +145,7 @@ static double measured(const mode *m) {
 
 /* Instructions of the prologue's longest thread after `steps` steps. */
 static unsigned long prologue(uint32_t steps, int clipped) {
-    const kopt_cuda_options options = {1, 1, NULL, NULL, NULL};
+    const kopt_cuda_options options = {1, 0, 1, NULL, NULL, NULL, {0, 0, 0, 0}};
     const kopt_optimizer o = kopt_adamw(1e-3);
     const size_t n = 1000, state_size = KOPT_STATE_BYTES(n, 6);
     unsigned char *const weight = device_new(2 * n), *const grad = device_new(2 * n),

@@ -466,7 +466,7 @@ static void checkpoints(int count) {
 /* Steps that the GPU skips are not counted. */
 static void skipped(void) {
     kopt_optimizer o = kopt_adamw(1e-3);
-    kopt_cuda_options options = {0, 0, NULL, NULL, NULL};
+    kopt_cuda_options options = {0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}};
     float yes = 1, *flag = device_new(4);
     backup b;
     twins t;

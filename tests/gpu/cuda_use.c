@@ -20,7 +20,7 @@ int main(void) {
     kopt_optimizer opt = kopt_adamw(1e-3);
     kopt_tensor t = kopt_tensor_of(weight, KOPT_BF16, grad, KOPT_BF16, 100, state, sizeof state), host = t;
     kopt_cuda_group group = {&opt, &t, 1};
-    kopt_cuda_options options = {0, 0, NULL, NULL, NULL};
+    kopt_cuda_options options = {0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}};
     kopt_cuda_plan plan;
     size_t size = kopt_cuda_plan_size(&group, 1);
     void *bytes = malloc(size);

@@ -24,7 +24,8 @@ header() { # header NAME SED...: makes $out/NAME/kahan_opt.h; each of the edits 
     done
 }
 version() { # version NAME NUMBER
-    header $1 "s/KOPT_VERSION $this/KOPT_VERSION $2/; s/KOPT_VERSION != $this/KOPT_VERSION != $2/"
+    header $1 "s/KOPT_VERSION $this/KOPT_VERSION $2/; s/KOPT_VERSION != $this/KOPT_VERSION != $2/
+        s|$this / 10000|$2 / 10000|"
 }
 library() { # library NAME FLAG...: the implementation of the header in $out/NAME, as $out/NAME.o
     name=$1
@@ -104,7 +105,7 @@ without 'opt_size != sizeof \*opt ||' '' smaller
 without 'opt_size != sizeof \*opt ||' '' larger
 without '|| tensor_size != sizeof(kopt_tensor)' '' larger_tensor
 without 'memset(opt, 0, opt_size);' 'memset(opt, 0, 2 * opt_size);' larger
-without 'MUST_(opt->made_ != KOPT_FOREIGN_, VERSION' 'MUST_(1, VERSION' larger
+without 'MUST_(opt->made_ == KOPT_MADE_ || opt->made_ >> 16 != KOPT_MADE_ >> 16, VERSION' 'MUST_(1, VERSION' larger
 
 # ---- two headers in one program --------------------------------------------------------------------------------------
 

@@ -2064,8 +2064,8 @@ static int scaler_good(const kopt_scaler *s) {
 }
 
 static int evaluated, reduced;
-static void evaluate(void *user, double scale) { evaluated += user == &w && scale > 0; }
-static void reduce(void *user, kopt_norm *norm) { reduced += user == &w && norm != NULL; }
+static int evaluate(void *user, double scale) { return evaluated += user == &w && scale > 0, 0; }
+static int reduce(void *user, kopt_norm *norm) { return reduced += user == &w && norm != NULL, 0; }
 
 /* The same step in ranges gives the weights of kopt_scaler_step(), which are in `other`. */
 static void call_scaler_begin(const kopt_optimizer *from, const kopt_scaler *scale, double max_norm, size_t count,

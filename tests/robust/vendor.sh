@@ -543,7 +543,7 @@ fi
 this=$(sed -n 's/^#define KOPT_VERSION \([0-9]*\).*/\1/p' kahan_opt.h)
 version() { # version NUMBER: makes that version of the header
     mkdir -p $out/v$1
-    sed "s/KOPT_VERSION $this/KOPT_VERSION $1/; s/KOPT_VERSION != $this/KOPT_VERSION != $1/
+    sed "s/KOPT_VERSION $this/KOPT_VERSION $1/; s/KOPT_VERSION != $this/KOPT_VERSION != $1/; s|$this / 1|$1 / 1|
         s/\"success\",/\"success $1\",/
         s/^typedef struct kopt_optimizer {/&\n    char padding_[$1];/" kahan_opt.h >$out/v$1/kahan_opt.h
 }
@@ -552,9 +552,10 @@ if section versions; then
     version 100 && version 201 && version 302
     written_twice() {
         [ "$(grep -c "KOPT_VERSION $this" kahan_opt.h)" = 1 ] &&
-            [ "$(grep -c "KOPT_VERSION != $this" kahan_opt.h)" = 1 ]
+            [ "$(grep -c "KOPT_VERSION != $this" kahan_opt.h)" = 1 ] &&
+            [ "$(grep -c "KOPT_VERSION / 10000 != $this / 10000" kahan_opt.h)" = 1 ]
     }
-    check "the version is written twice in the header, once below and once above" written_twice
+    check "the version is written once in the header below, and twice above" written_twice
     user() { # user VERSION LINES...: makes a file that trains with this version
         v=$1
         shift
@@ -652,6 +653,16 @@ TEXT
     printf '#include "v100/kahan_opt.h"\n#define KAHAN_OPT_IMPLEMENTATION\n#include "v201/kahan_opt.h"\n' >$out/mixed.c
     refuse "the declarations of one version, the implementation of another" \
         'two versions of kahan_opt.h' $cc $out/mixed.c
+    version 10203 && version 10304 && version 20000
+    printf '#include "v10304/kahan_opt.h"\n#include "v10203/kahan_opt.h"\n#include "v10304/kahan_opt.h"\n' >$out/minor.c
+    check "from 1.0 on, two versions with one major number may declare" $cc -Wall -Wextra -Werror $out/minor.c
+    for case in '10203 20000' '20000 10203' '302 10203' '10203 302'; do
+        printf '#include "v%s/kahan_opt.h"\n' $case >$out/mixed.c
+        refuse "those with two major numbers may not: $case" 'two versions of kahan_opt.h' $cc $out/mixed.c
+    done
+    printf '#include "v10203/kahan_opt.h"\n#define KAHAN_OPT_IMPLEMENTATION\n' >$out/mixed.c
+    printf '#include "v10304/kahan_opt.h"\n' >>$out/mixed.c
+    refuse "one declares, the other implements: no" 'two versions of kahan_opt.h' $cc $out/mixed.c
     printf '#define KAHAN_OPT_SELF "../v201/kahan_opt.h"\n#define KAHAN_OPT_IMPLEMENTATION\n' >$out/mixed.c
     printf '#include "v100/kahan_opt.h"\n' >>$out/mixed.c
     refuse "KAHAN_OPT_SELF that names another version" 'two versions of kahan_opt.h' $cc $out/mixed.c

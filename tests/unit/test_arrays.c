@@ -511,6 +511,9 @@ static void check_words(void) {
     SAYS((void)0, "all fields");
     SAYS(a->size = 8, "sizeof(kopt_state_arrays)");
     SAYS(own.t[1].state = own.room, "state must be NULL");
+    SAYS(a->reserved_[0] = own.room, "reserved_, too");
+    SAYS(a->reserved_[3] = own.room, "reserved_, too");
+    ok(kopt_optimizer_step(&own.opt, own.t, TENSORS) == KOPT_ERROR_OPTION, "an array of a later version is refused");
     SAYS(a->moment[1] = NULL,
          "arrays: the options need one that is NULL: residual, moment, scale, slow, slow_residual or rates");
     SAYS(a->moment[1] = a->moment[0], "overlap");
@@ -522,14 +525,14 @@ static void check_words(void) {
 
 static void check_not_needed(void) {
     static unsigned char w[8], g[16];
-    const kopt_state_arrays none = {sizeof none, NULL, {NULL, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL}, NULL,
-                                    NULL,        NULL};
+    static const kopt_state_arrays zeros;
+    kopt_state_arrays none = zeros;
     kopt_state_arrays found;
     kopt_optimizer o = kopt_sgd(0.5, 0);
     kopt_tensor t = kopt_tensor_of(w, KOPT_BF16, g, KOPT_F32, 4, NULL, 0);
     static unsigned char room[400];
     int bad = 0;
-    o.rounding = KOPT_NEAREST, t.arrays = &none;
+    none.size = sizeof none, o.rounding = KOPT_NEAREST, t.arrays = &none;
     bad += kopt_state_size(&o, &t) != 0 || kopt_state_init(&o, &t, 1, NULL) != KOPT_OK;
     bad += kopt_optimizer_step(&o, &t, 1) != KOPT_OK || kopt_state_arrays_of(&o, &t, &found) != KOPT_OK;
     bad += memcmp(&found, &none, sizeof found) != 0;
@@ -572,11 +575,13 @@ static void check_sample(void) {
     enum { n = 5 };
     static float w[n], g[n], m[n], v[n], weight[n], mean[n], square[n];
     static kopt_bf16 low[n], c[n];
-    kopt_state_arrays a = {sizeof a, c, {m, v, NULL, NULL}, {NULL, NULL, NULL, NULL}, NULL, NULL, NULL};
+    static const kopt_state_arrays zeros;
+    kopt_state_arrays a = zeros;
     kopt_tensor t = kopt_tensor_of(low, KOPT_BF16, g, KOPT_F32, n, NULL, 0);
     kopt_optimizer o = kopt_adamw(0.01);
     int i, step, bad = 0;
     o.first_moment_format = o.second_moment_format = KOPT_F32;
+    a.size = sizeof a, a.residual = c, a.moment[0] = m, a.moment[1] = v;
     t.arrays = &a;
     for (i = 0; i < n; ++i) w[i] = weight[i] = 0.3f * (float)(i - 2);
     bad += kopt_state_init(&o, &t, 1, w) != KOPT_OK;

@@ -405,9 +405,10 @@ CASE(scaler_update) {
     }
 }
 
-static void evaluate(void *user, double scale) {
+static int evaluate(void *user, double scale) {
     (void)user;
     RECORD(scale);
+    return 0;
 }
 
 CASE(scaler_step) {

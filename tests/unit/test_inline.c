@@ -124,6 +124,29 @@ static void test_values(int adam, int quick) {
         }
 }
 
+/* 2^32 steps of a microcontroller: the counter goes back to 2^31, and the weights go on as from there. */
+static void test_wrap(int adam) {
+    kopt_inline_optimizer o = kopt_inline_optimizer_of(3e-3f, 0.01f, 1), earlier = o;
+    static kopt_bf16 last[N];
+    size_t i;
+    int k;
+    long bad = 0;
+    o.step = 0xFFFFFFFFu, earlier.step = 0x7FFFFFFFu;
+    for (k = 0; k < 2; ++k) {
+        kopt_inline_optimizer *const run = k == 0 ? &earlier : &o;
+        memset(state, 0, sizeof state);
+        for (i = 0; i < N; ++i) weight[i] = 0x3F80, grad[i] = (kopt_bf16)(0x3C00 + i % 64);
+        if (adam)
+            kopt_inline_adamw(run, weight, state, grad, N);
+        else
+            kopt_inline_sgd(run, weight, state, grad, N);
+        bad += run->step != 0x80000000u;
+        for (i = 0; i < N; ++i) bad += k == 1 && weight[i] != last[i], bad += (weight[i] & 0x7F80) == 0x7F80;
+        memcpy(last, weight, sizeof last);
+    }
+    ok(!bad, "%s: step 2^32 counts as 2^31", name[adam]);
+}
+
 static float any_of(const float *list, uint32_t count) { return list[draw() % count]; }
 
 static void test_options(int adam, int quick) {
@@ -183,6 +206,7 @@ int main(int argc, char **argv) {
         test_sizes(adam, quick);
         test_values(adam, quick);
         test_options(adam, quick);
+        test_wrap(adam);
     }
     test_defaults();
     return done();

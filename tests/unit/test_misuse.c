@@ -597,8 +597,11 @@ static void check_words(void) {
     o = kopt_adamw(1e-3);
     o.rule = (kopt_rule)9;
     ok(!strncmp(kopt_explain(&o, NULL, 0), "rule:", 5), "%s", kopt_explain(&o, NULL, 0));
-    o.made_ = 0x12345678; /* as of a header that is not this one */
-    ok(!strcmp(kopt_explain(&o, &t, 1), kopt_result_string(KOPT_ERROR_UNINITIALIZED)), "neither mark");
+    o.made_ = 0x12345678;
+    ok(!strcmp(kopt_explain(&o, &t, 1), kopt_result_string(KOPT_ERROR_UNINITIALIZED)), "no constructor");
+    o = kopt_adamw(1e-3);
+    ++o.made_; /* the next version: a plug-in that was reloaded */
+    ok(!strcmp(kopt_explain(&o, &t, 1), kopt_result_string(KOPT_ERROR_VERSION)), "the constructor of another version");
 }
 
 /* The same of tensors: of two whose second is wrong, with the first words that must come. Without an optimizer only
@@ -753,7 +756,7 @@ static void check_products(void) {
 /* ---- loss scale -------------------------------------------------------------------------------------------------- */
 
 static jmp_buf out_of_here;
-static void leave(void *user, double scale) {
+static int leave(void *user, double scale) {
     (void)user, (void)scale;
     longjmp(out_of_here, 1);
 }

@@ -653,7 +653,7 @@ typedef struct model {
     kopt_tensor t[2];
     uint16_t weight[A + B], grad[A + B];
     unsigned char state[2][KOPT_STATE_BYTES(A, 6)];
-    int calls, overflow_above, reduced;
+    int calls, overflow_above, reduced, fails; /* fails: 1: model_evaluate(), 2: model_reduce() */
 } model;
 
 static void model_build(model *m) {
@@ -669,20 +669,22 @@ static void model_build(model *m) {
     kopt_state_init(&m->opt, m->t, 2, NULL);
 }
 
-static void model_evaluate(void *user, double scale) {
+static int model_evaluate(void *user, double scale) {
     model *m = (model *)user;
     int i;
     ++m->calls;
     for (i = 0; i < A + B; ++i)
         m->grad[i] = (uint16_t)ref_narrow(KOPT_FP16, ref_bits((float)((i % 7 - 3) * 0x1p-20 * scale)));
     if (scale > m->overflow_above) m->grad[A + 2] = 0x7c00;
+    return m->fails & 1;
 }
 
-static void model_reduce(void *user, kopt_norm *norm) /* another rank says: infinite */
+static int model_reduce(void *user, kopt_norm *norm) /* another rank says: infinite */
 {
     model *m = (model *)user;
     ++m->calls;
     norm->nonfinite += (uint64_t)m->reduced;
+    return -(m->fails >> 1);
 }
 
 static void check_scaler_step(void) {
@@ -754,6 +756,21 @@ static void check_scaler_step(void) {
     model_evaluate(&m, s.scale);
     bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 1, NULL, NULL) != KOPT_OK || m.opt.step != 1;
     ok(!bad, "what another rank found is heeded; closure and skipped may be NULL");
+
+    /* A closure that fails: no step, and nothing but the gradients changes. */
+    for (k = 1, bad = 0; k <= 2; ++k) {
+        model_build(&m);
+        m.overflow_above = 1 << 20, m.fails = k;
+        closure.reduce = model_reduce;
+        was = m, s = before = kopt_scaler_of();
+        skipped = -1;
+        bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 1, &closure, &skipped) != KOPT_ERROR_CLOSURE || skipped != -1;
+        bad += memcmp(m.weight, was.weight, sizeof m.weight) || memcmp(m.state, was.state, sizeof m.state);
+        bad += memcmp(&m.opt, &was.opt, sizeof m.opt) || memcmp(&s, &before, sizeof s) || m.calls != k;
+        m.fails = 0;
+        bad += kopt_scaler_step(&s, &m.opt, m.t, 2, 1, &closure, &skipped) != KOPT_OK || skipped || m.opt.step != 1;
+    }
+    ok(!bad, "a closure that fails ends the call, and the next call makes the step");
 
     /* Refusals, before the closure is called. */
     model_build(&m);
@@ -960,8 +977,10 @@ static void check_scaler_groups(void) {
         g.opt[1].lr = 1, g.opt[1].step = UINT32_MAX;
         bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_STEP;
         g.opt[1].step = 0, g.opt[1].made_ ^= 1;
+        bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_VERSION;
+        g.opt[1].made_ ^= 0x10001;
         bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_UNINITIALIZED;
-        g.opt[1].made_ ^= 1, g.opt[1].reserved_[3] = 1;
+        g.opt[1].made_ ^= 0x10000, g.opt[1].reserved_[3] = 1;
         bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_OPTION;
         g.opt[1].reserved_[3] = 0, s.reserved_ = 1;
         bad += BEGIN(&s, steps, g.opt, 2, &norm, 0) != KOPT_ERROR_OPTION;
