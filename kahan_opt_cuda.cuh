@@ -20,7 +20,7 @@
    and free(plan.bytes). docs/gpu.md shows graphs, clipping, checkpoints, NCCL and PyTorch.
 
    NAMES              kopt_cuda_plan_X acts on a plan. Every other kopt_cuda_X does on device memory, on a stream, what
-                      kopt_X does on the CPU.
+                      kopt_X, if there is one, does on the CPU. Version 1.0 freezes all but names in PTX.
 
    STREAMS            A stream is a cudaStream_t; NULL is the default stream. A function that takes one is asynchronous:
                       it returns when the work is enqueued. Its result is about its arguments and the launch; errors
@@ -159,8 +159,7 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_use_ptx(const char *ptx, size_t size);
    one. The call is a launch for each 96 tensors, or each 25 if one of them has arrays, with the addresses as its
    arguments. Of the rest of the tensors only n and the formats are read. KOPT_ERROR_MISMATCH: they are not those of
    the plan, or a copy or a state is there where none was, or the other way round. KOPT_ERROR_OPTION: a tensor has
-   arrays where it had none, or the other way round, or both a block and arrays. KOPT_ERROR_BOUNDS: there are no such
-   tensors. */
+   arrays where it had none, or the reverse, or both a block and arrays. KOPT_ERROR_BOUNDS: no such tensors. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_arrays(const kopt_cuda_plan *plan, size_t first, size_t count,
                                                       const kopt_tensor *tensors, void *stream);
 
@@ -190,8 +189,7 @@ KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_options(const kopt_cuda_plan *pla
                                                        void *stream);
 
 /* Sets new hyper-parameters of a group, e.g. for a learning rate schedule. Rule, formats of moments, roundings,
-   stable and the number of moments must stay the same; otherwise KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU counts
-   the steps. */
+   stable and the number of moments must stay; otherwise KOPT_ERROR_MISMATCH. Ignores opt->step: the GPU counts. */
 KOPT_CUDA_API_ KOPT_RESULT_ kopt_cuda_plan_set_optimizer(const kopt_cuda_plan *plan, size_t group,
                                                          const kopt_optimizer *opt, void *stream);
 
@@ -1356,8 +1354,7 @@ KOPT_CUDA_FN_ void kopt_cuda_flush_window_(uint32_t column, kopt_cuda_window_ *w
     w->high = w->cross = w->low = 0;
 }
 
-/* Adds the squares of an octet to the window. If one does not fit, all go to the slots, and the window moves to the
-   largest. */
+/* Adds the squares of an octet to the window. If one does not fit, all go to the slots, and it moves to the largest. */
 KOPT_CUDA_FN_ void kopt_cuda_add_octet32_(uint32_t column, kopt_cuda_window_ *w, const uint32_t x[8]) {
     const uint32_t top = w->top, low_top = top - (23u << 23) + 0x400000u; /* the bits of C and of 1.5 * 2^-23 * C */
     const kopt_cuda_window_ before = *w;
@@ -2267,10 +2264,9 @@ KOPT_CUDA_API_ kopt_result kopt_cuda_plan_set_options(const kopt_cuda_plan *plan
     if (options != NULL) {
         const uint64_t *const r = options->reserved_;
         const int good = kopt_between_(options->max_norm, 0, KOPT_DOUBLE_(1e300, 0x7E37E43Cu, 0x8800759Cu));
+        const int known = (options->reserved32_ | r[0] | r[1] | r[2] | r[3]) == 0;
         s.options = *options;
-        result = (options->reserved32_ | r[0] | r[1] | r[2] | r[3]) != 0 ? KOPT_ERROR_OPTION
-                 : good                                                  ? KOPT_OK
-                                                                         : KOPT_ERROR_RANGE;
+        result = !known ? KOPT_ERROR_OPTION : good ? KOPT_OK : KOPT_ERROR_RANGE;
     }
     return kopt_cuda_set_(plan, s, result, stream);
 }
