@@ -31,7 +31,7 @@ import bindings  # noqa: E402
 HEADER, CUDA, NVCC = "kahan_opt.h", "kahan_opt_cuda.cuh", os.environ.get("NVCC")
 ROOT = HERE if os.path.exists(os.path.join(HERE, HEADER)) else os.path.normpath(os.path.join(HERE, "..", "..", ".."))
 COMPILERS = ("cc", "gcc", "clang", "clang-cl", "x86_64-w64-mingw32-gcc") if os.name == "nt" else ("cc", "gcc", "clang")
-MACHINES = {3: r"i\d86", 22: r"s390\w*", 40: r"armv\w+", 62: "x86_64", 183: "aarch64", 243: r"riscv\d+"}  # ELF's numbers
+MACHINES = {3: r"i\d86", 22: r"s390\w*", 40: r"arm\w+", 62: "x86_64", 183: "aarch64", 243: r"riscv\d+"}  # ELF's numbers
 
 
 def version():
