@@ -78,6 +78,20 @@ if command -v cmake >/dev/null && command -v pkg-config >/dev/null; then
         grep -q "pkg-config: .* $((version / 10000)).$((version / 100 % 100)).$((version % 100))\$" $out/log
     report $? "cmake: FetchContent, find_package and pkg-config find this version, and its step"
     sed 's/^/# /' $out/log
+    rm -rf $out/shared $out/prefix $out/libraries
+    CFLAGS=-DKAHAN_OPT_NO_SIMD cmake -S docs/examples/cmake -B $out/shared -DBUILD_SHARED_LIBS=ON \
+        "-DCMAKE_INSTALL_PREFIX=$PWD/$out/prefix" "-DCMAKE_INSTALL_LIBDIR=$PWD/$out/libraries" >$out/log 2>&1 &&
+        cmake --build $out/shared >>$out/log 2>&1 && cmake --install $out/shared >>$out/log 2>&1 &&
+        ${CC:-cc} -o $out/shared/app docs/examples/cmake/app/main.c \
+            $(PKG_CONFIG_PATH=$out/libraries/pkgconfig pkg-config --cflags --libs kahan_opt) >>$out/log 2>&1 &&
+        LD_LIBRARY_PATH=$out/libraries $out/shared/app >>$out/log 2>&1
+    report $? "cmake: a shared library in a folder outside the prefix"
+    sed 's/^/# /' $out/log
+    grep -q "libkahan_opt\.so\.$((version / 10000))\.$((version / 100 % 100))\.$((version % 100))" $out/shared/app
+    report $? "cmake: the program asks for the library of its version"
+    cmp LICENSE $out/prefix/share/licenses/kahan_opt/LICENSE &&
+        cmp kahan_opt_cuda.cuh $out/prefix/include/kahan_opt_cuda.cuh
+    report $? "cmake: the CUDA companion and the licence are installed, too"
 else
     skip cmake "no cmake or pkg-config"
 fi

@@ -33,11 +33,15 @@ def there(module):
     return run(sys.executable, "-c", "import " + module)[0] == 0
 
 
-def build(folder):
-    """Its files and their bytes."""
+def backend(folder, *words, **variables):
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    status, said = run(sys.executable, "docs/examples/python/backend.py", folder, "wheel")
+    return run(sys.executable, "docs/examples/python/backend.py", folder, *words, env={**os.environ, **variables})
+
+
+def build(folder):
+    """Its files and their bytes."""
+    status, said = backend(folder, "wheel")
     if status:
         sys.exit(said)
     return {os.path.basename(path): open(path, "rb").read() for path in glob.glob(folder + "/*")}
@@ -65,6 +69,28 @@ def used(python, folder):
     report(status == 0, "import * has the names of the header and the optimizers, and no others", said)
 
 
+def commands(folder):
+    """What the compiler is asked for."""
+    said = backend(folder, CC="echo", CPPFLAGS="-DP", CFLAGS="-g '-DC=a b'", CXXFLAGS="-DX", LDFLAGS="-Wl,-z,now")[1]
+    report(" -O2 -DP -g -DC=a b -I" in said and "-DX" not in said and said.endswith(" -Wl,-z,now\n"),
+           "CPPFLAGS, CFLAGS and LDFLAGS are the compiler's, as a shell reads them", said)
+    status, said = backend(folder, CFLAGS="-fnone-of-ours")
+    report(status == 1 and said.count("-fnone-of-ours") > 1, "... whose words are shown when it refuses one", said)
+    if sys.platform == "linux":
+        other = "linux-riscv64" if os.uname().machine != "riscv64" else "linux-aarch64"
+        status, said = backend(folder, "wheel", _PYTHON_HOST_PLATFORM=other)
+        report(status == 1 and not os.listdir(folder) and said.count("\n") == 2 and " is not one for " + other in said,
+               "no wheel has a library for another machine than its name says", said)
+    cross = shutil.which("aarch64-linux-gnu-gcc")
+    if cross:
+        status, said = backend(folder, "wheel", CC=cross, CPPFLAGS="-DKAHAN_OPT_NO_SIMD", NVCC="",
+                               _PYTHON_HOST_PLATFORM="linux-aarch64")
+        report(status == 0 and glob.glob(folder + "/*-manylinux_2_17_aarch64.whl"),
+               "a cross compiler makes a wheel for the machine that _PYTHON_HOST_PLATFORM names", said)
+    else:
+        report(True, "# SKIP no aarch64-linux-gnu-gcc: a wheel for another machine")
+
+
 def main():
     folder = sys.argv[1]
     gpu = bool(os.environ.get("NVCC"))
@@ -79,6 +105,8 @@ def main():
         report(there_too <= set(names) and "manylinux_2_17" in wheel,
                "the wheel has the kernels for GPUs, and needs no later glibc", wheel)
         os.environ["NVCC"] = ""  # once is enough
+    with tempfile.TemporaryDirectory() as place:
+        commands(os.path.join(place, "other"))
     if there("twine"):
         status, said = run(sys.executable, "-m", "twine", "check", "--strict", *glob.glob(folder + "/*"))
         report(status == 0, "twine accepts the metadata", said)

@@ -1,6 +1,7 @@
 """Builds the package kahan_opt: what pip calls (PEP 517), and ./build.sh python.
 
-    pip install ./docs/examples/python                          compiles the header with cc, gcc, clang or CC
+    pip install ./docs/examples/python                          compiles the header with cc, gcc, clang or CC,
+                                                                CPPFLAGS, CFLAGS, CXXFLAGS and LDFLAGS
     python3 docs/examples/python/backend.py FOLDER [cuda]       the same package in FOLDER, without pip
     python3 docs/examples/python/backend.py FOLDER wheel        a wheel for all Pythons of this platform, and an sdist
 
@@ -30,6 +31,7 @@ import bindings  # noqa: E402
 HEADER, CUDA, NVCC = "kahan_opt.h", "kahan_opt_cuda.cuh", os.environ.get("NVCC")
 ROOT = HERE if os.path.exists(os.path.join(HERE, HEADER)) else os.path.normpath(os.path.join(HERE, "..", "..", ".."))
 COMPILERS = ("cc", "gcc", "clang", "clang-cl", "x86_64-w64-mingw32-gcc") if os.name == "nt" else ("cc", "gcc", "clang")
+MACHINES = {3: r"i\d86", 22: r"s390\w*", 40: r"arm\w+", 62: "x86_64", 183: "aarch64", 243: r"riscv\d+"}  # ELF's numbers
 
 
 def version():
@@ -50,6 +52,10 @@ def compiler():
              % ", ".join(COMPILERS))
 
 
+def flags(name):
+    return shlex.split(os.environ.get(name, ""))
+
+
 def build(folder, cuda=False, copy=shutil.copy):
     """Writes the package to FOLDER/kahan_opt."""
     package = os.path.join(folder, "kahan_opt")
@@ -64,8 +70,9 @@ def build(folder, cuda=False, copy=shutil.copy):
         if os.path.basename(command[0]).lower() in ("clang-cl", "clang-cl.exe"):
             run(command + ["/nologo", "/LD", "/O2", "/I" + ROOT, "/Fe" + library, "/TP" if language else "/TC", source])
         else:
-            run(command + ["-shared", "-O2", "-I" + ROOT, "-o", library, *language, source]
-                + ["-fPIC", "-ldl"] * (os.name != "nt"))
+            run(command + ["-shared", "-O2", *flags("CPPFLAGS"), *flags("CXXFLAGS" if language else "CFLAGS"),
+                           "-I" + ROOT, "-o", library, *language, source]
+                + ["-fPIC", "-ldl"] * (os.name != "nt") + flags("LDFLAGS"))
     if cuda:
         import lzma  # which not every Python has
         run(shlex.split(os.environ["NVCC"]) +
@@ -128,6 +135,11 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None, 
         build(folder, bool(NVCC))
         names = ["kahan_opt/" + name for name in os.listdir(os.path.join(folder, "kahan_opt"))]
         files = {name: open(os.path.join(folder, name), "rb").read() for name in names}
+    elf = next((files[name] for name in names if files[name].startswith(b"\x7fELF")), b"")
+    machine = int.from_bytes(elf[18:20], "big" if elf[5:6] == b"\2" else "little")
+    if platform.startswith("linux") and not re.search(MACHINES.get(machine, "") + "$", platform):
+        sys.exit("kahan_opt: the compiler (%s) is not one for %s. For a wheel of another machine set "
+                 "_PYTHON_HOST_PLATFORM, such as linux-aarch64" % (shlex.join(compiler()), sysconfig.get_platform()))
     if manylinux:  # the newest glibc that the library asks for
         symbols = [n for name in files if name.endswith(".so") for n in re.findall(rb"GLIBC_2\.(\d+)", files[name])]
         platform = platform.replace("linux", "manylinux_2_%d" % max(17, *map(int, symbols)))
