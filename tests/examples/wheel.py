@@ -40,8 +40,8 @@ def backend(folder, *words, **variables):
 
 
 def build(folder):
-    """Its files and their bytes."""
-    status, said = backend(folder, "wheel")
+    """Its files and their bytes, with debug information, which names folders."""
+    status, said = backend(folder, "wheel", CFLAGS="-g")
     if status:
         sys.exit(said)
     return {os.path.basename(path): open(path, "rb").read() for path in glob.glob(folder + "/*")}
@@ -72,7 +72,7 @@ def used(python, folder):
 def commands(folder):
     """What the compiler is asked for."""
     said = backend(folder, CC="echo", CPPFLAGS="-DP", CFLAGS="-g '-DC=a b'", CXXFLAGS="-DX", LDFLAGS="-Wl,-z,now")[1]
-    report(" -O2 -DP -g -DC=a b -I" in said and "-DX" not in said and said.endswith(" -Wl,-z,now\n"),
+    report(" -O2 -DP -g -DC=a b -f" in said and "-DX" not in said and said.endswith(" -Wl,-z,now\n"),
            "CPPFLAGS, CFLAGS and LDFLAGS are the compiler's, as a shell reads them", said)
     status, said = backend(folder, CFLAGS="-fnone-of-ours")
     report(status == 1 and said.count("-fnone-of-ours") > 1, "... whose words are shown when it refuses one", said)

@@ -71,6 +71,7 @@ def build(folder, cuda=False, copy=shutil.copy):
             run(command + ["/nologo", "/LD", "/O2", "/I" + ROOT, "/Fe" + library, "/TP" if language else "/TC", source])
         else:
             run(command + ["-shared", "-O2", *flags("CPPFLAGS"), *flags("CXXFLAGS" if language else "CFLAGS"),
+                           "-fdebug-prefix-map=%s=." % folder,  # the same bytes in every folder
                            "-I" + ROOT, "-o", library, *language, source]
                 + ["-fPIC", "-ldl"] * (os.name != "nt") + flags("LDFLAGS"))
     if cuda:
