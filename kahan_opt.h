@@ -74,6 +74,9 @@
 #pragma GCC diagnostic ignored "-Wuseless-cast"
 #endif
 #endif
+#elif defined(_MSC_VER) /* against /fp:fast. The pop at the end does not restore fp_contract, which has no stack */
+#pragma float_control(precise, on, push)
+#pragma fp_contract(off)
 #endif
 
 #ifndef KAHAN_OPT_H
@@ -262,6 +265,7 @@
 #define KOPT_RESULT_ kopt_result
 #endif
 #if !defined(KOPT_GNU_) && ((defined(__cplusplus) && __cplusplus >= 201703L) || \
+                            (defined(_MSVC_LANG) && _MSVC_LANG >= 201703L) ||   \
                             (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L))
 #define KOPT_NODISCARD_ [[nodiscard]]
 #else
@@ -1743,9 +1747,7 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #else
 #include <immintrin.h>
-#ifndef KOPT_GNU_
-#include <intrin.h>
-#elif defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__))
+#if defined(__clang__) && (defined(_MSC_VER) || defined(__SCE__))
 #define KOPT_ONE_BY_ONE_ /* <immintrin.h> leaves these out */
 #endif
 #endif
@@ -1769,6 +1771,15 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #ifdef __ARM_FEATURE_CRC32
 #include <arm_acle.h>
 #endif
+#endif
+/* Microsoft's compiler reaches the floating-point environment by intrinsics. */
+#if defined(KOPT_GNU_) || defined(__TINYC__)
+#elif (defined(_M_X64) && !defined(_M_ARM64EC)) || (defined(_M_IX86_FP) && _M_IX86_FP == 2)
+#include <intrin.h>
+#define KOPT_INTRINSIC_MXCSR_ 1
+#elif defined(_M_ARM64) || defined(_M_ARM64EC)
+#include <intrin.h>
+#define KOPT_INTRINSIC_FPCR_ 0x5A20 /* ARM64_FPCR of winnt.h */
 #endif
 #if defined(KOPT_X86_) || (defined(KOPT_NEON_) && defined(__ARM_FEATURE_CRC32))
 #define KOPT_CRC_VECTORS_ 1 /* kopt_crc_fast_() */
@@ -1808,9 +1819,6 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #pragma GCC push_options
 #pragma GCC optimize("O2") /* at -O0 vector code is 8-15x slower */
 #endif
-#elif defined(_MSC_VER) && !defined(KOPT_GNU_)
-#pragma float_control(precise, on, push)
-#pragma fp_contract(off)
 #endif
 
 /* ---- INTERNAL TYPES ---------------------------------------------------------------------------------------------- */
@@ -2580,9 +2588,12 @@ typedef struct kopt_environment_ {
 #endif
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
-#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
+#if defined(KOPT_INTRINSIC_MXCSR_)
     e->control = _mm_getcsr();
     _mm_setcsr(0x1F80u);
+#elif defined(KOPT_INTRINSIC_FPCR_)
+    e->control = (uint32_t)_ReadStatusReg(KOPT_INTRINSIC_FPCR_);
+    _WriteStatusReg(KOPT_INTRINSIC_FPCR_, 0);
 #elif defined(KOPT_USES_X87_)
     const uint32_t sse = 0x1F80u;
     const uint16_t x87 = 0x027Fu; /* 53-bit precision: an operation on doubles rounds only once */
@@ -2633,8 +2644,10 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #ifdef KOPT_GNU_
     __asm__ __volatile__("" : : : "memory");
 #endif
-#if defined(KOPT_X86_) && !defined(KOPT_GNU_)
+#if defined(KOPT_INTRINSIC_MXCSR_)
     _mm_setcsr(e->control);
+#elif defined(KOPT_INTRINSIC_FPCR_)
+    _WriteStatusReg(KOPT_INTRINSIC_FPCR_, e->control);
 #elif defined(KOPT_USES_X87_)
     if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
     if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
@@ -9531,14 +9544,16 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
 #ifdef KOPT_OPTIMIZED_HERE_
 #pragma GCC pop_options
 #endif
-#elif defined(_MSC_VER) && !defined(KOPT_GNU_)
-#pragma float_control(pop)
 #endif
 #undef KOPT_IMPLEMENTING_
 #endif /* KOPT_IMPLEMENTING_ */
 
-#if defined(KOPT_GNU_) && !defined(KOPT_PASS_)
+#ifndef KOPT_PASS_
+#ifdef KOPT_GNU_
 #pragma GCC diagnostic pop
+#elif defined(_MSC_VER)
+#pragma float_control(pop)
+#endif
 #endif
 
 /* ---- LICENCE ------------------------------------------------------------------------------------------------------

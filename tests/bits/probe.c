@@ -423,6 +423,13 @@ static void disturb(int on) {
         __asm__ __volatile__("mtfsfi 7, 3");
 #endif
 }
+#elif defined(_MSC_VER) && ((defined(_M_X64) && !defined(_M_ARM64EC)) || (defined(_M_IX86_FP) && _M_IX86_FP == 2))
+#include <intrin.h>
+enum { can_disturb = 1 };
+static void disturb(int on) {
+    if (direction == TO_NEAREST && !flush) return;
+    _mm_setcsr(on ? 0x1F80u | (uint32_t)direction << 13 | (flush ? 0x8040u : 0u) : 0x1F80u);
+}
 #else
 enum { can_disturb = 0 };
 static void disturb(int on) { (void)on; }

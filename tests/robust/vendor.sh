@@ -204,6 +204,20 @@ if section windows; then
         check "$clang as clang-cl without __clang__" $clang --driver-mode=cl --target=x86_64-pc-windows-msvc \
             /U__clang__ \
             /W4 /WX -Wno-unknown-pragmas -Xclang -ffreestanding -I. /Zs /TC $out/plain.c
+        # They give the bits in any environment and with /fp:fast, which -ffast-math stands in for. Built for Linux.
+        mkdir -p $out/cl
+        printf '#define _mm_getcsr() __builtin_ia32_stmxcsr()\n#define _mm_setcsr(x) __builtin_ia32_ldmxcsr(x)\n' \
+            >$out/cl/intrin.h
+        case $(uname -m) in x86_64)
+            $clang -fms-extensions -U__clang__ -U__GNUC__ -D_MSC_VER=1940 -D_M_X64=100 -I$out/cl -w -O2 -ffast-math \
+                -DKAHAN_OPT_NO_SIMD -o $out/cl/selftest tests/bits/selftest.c >$out/log 2>&1 &&
+                $out/cl/selftest >$out/log 2>&1 && ! grep 'not tested' $out/log
+            report $? "the selftest, with the lines for Microsoft's compiler" ;;
+        esac
+        echo 'void user(kopt_optimizer *o) { kopt_optimizer_step(o, 0, 0); }' | cat $out/declare.c - >$out/ignore.c
+        refuse "... a result ignored in C++17, whose __cplusplus is that of C++98" 'nodiscard' $clang --driver-mode=cl \
+            --target=x86_64-pc-windows-msvc /U__clang__ /std:c++17 /WX -Wno-unknown-pragmas -Xclang -ffreestanding -I. \
+            /Zs /TP $out/ignore.c
         # The same lines of the GPU part: what nvcc hands to Microsoft's compiler, with a stub for CUDA's header.
         mkdir -p $out/cuda
         cat >$out/cuda/cuda_runtime.h <<'TEXT'
