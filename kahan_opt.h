@@ -740,7 +740,7 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
 /* ---- INLINE STEPS ------------------------------------------------------------------------------------------------ */
 
 #ifndef KAHAN_OPT_BINDINGS
-/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 616
+/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 624
    bytes of code on a Cortex-M4F, and no implementation is needed.
 
        static kopt_bf16 weight[N], grad[N], state[3 * N];                         // SGD: state[N]. All zero, but weight
