@@ -215,9 +215,9 @@ if section windows; then
             report $? "the selftest, with the lines for Microsoft's compiler" ;;
         esac
         echo 'void user(kopt_optimizer *o) { kopt_optimizer_step(o, 0, 0); }' | cat $out/declare.c - >$out/ignore.c
-        refuse "... a result ignored in C++17, whose __cplusplus is that of C++98" 'nodiscard' $clang --driver-mode=cl \
-            --target=x86_64-pc-windows-msvc /U__clang__ /std:c++17 /WX -Wno-unknown-pragmas -Xclang -ffreestanding -I. \
-            /Zs /TP $out/ignore.c
+        refuse "... an ignored result, in C++17 with the __cplusplus of C++98" 'nodiscard' $clang --driver-mode=cl \
+            --target=x86_64-pc-windows-msvc /U__clang__ /std:c++17 /D__cplusplus=199711L -Wno-builtin-macro-redefined \
+            /WX -Wno-unknown-pragmas -Xclang -ffreestanding -I. /Zs /TP $out/ignore.c
         # The same lines of the GPU part: what nvcc hands to Microsoft's compiler, with a stub for CUDA's header.
         mkdir -p $out/cuda
         cat >$out/cuda/cuda_runtime.h <<'TEXT'
