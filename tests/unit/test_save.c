@@ -810,7 +810,7 @@ static void check_no_padding(void) {
 static void check_contradictions(void) {
     static model pristine;
     const int pairs = quick ? 1500 : 60000, every = quick ? 7 : 1;
-    int which, k, j;
+    int which, k, j, bad_later = 0;
     for (which = 0; which < OPTIMIZERS; ++which) {
         const kopt_optimizer opt = optimizer_of(which);
         size_t size, i, at = 176;
@@ -832,6 +832,16 @@ static void check_contradictions(void) {
         for (k = 0; k < LIST; ++k) {
             add_fields(tensor_at[k] = at, 1);
             at += kopt_save_size(&m.opt, &m.list[k], 1) - 180;
+        }
+        for (k = -1; k < LIST; ++k) { /* a later layout, of the checkpoint or of tensor k */
+            unsigned char *const head = again + (k < 0 ? 0 : tensor_at[k]);
+            const kopt_file file = {NULL, read_again, &size};
+            memcpy(again, bytes, size), ++head[4], again[size - 4] = 0;
+            put_number(again + size - 4, crc32_of(again, size - 3), 4);
+            bad_later += kopt_inspect(head, size, NULL, NULL, NULL) != KOPT_ERROR_VERSION;
+            bad_later += kopt_load(&other.opt, other.list, LIST, again, size) != KOPT_ERROR_VERSION;
+            bad_later += kopt_load_from(&other.opt, other.list, LIST, &file) != KOPT_ERROR_VERSION;
+            bad_later += memcmp(&other, &pristine, sizeof other) != 0;
         }
         for (k = 0; k < place_count; ++k)
             for (j = 0; j < VALUES; j += k < 31 || !quick ? 1 : 5) {
@@ -856,6 +866,7 @@ static void check_contradictions(void) {
             try_contradiction(&pristine, size);
         }
     }
+    ok(!bad_later, "files of a later layout are refused as such, and nothing is written: %d are not", bad_later);
     ok(taken > 500 && refused > 2 * taken && !bad_taken && !bad_written,
        "%u files that contradict themselves, with the right checksum: %u taken, of which %d not as they would be "
        "saved; "
