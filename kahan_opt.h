@@ -740,7 +740,7 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
 /* ---- INLINE STEPS ------------------------------------------------------------------------------------------------ */
 
 #ifndef KAHAN_OPT_BINDINGS
-/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 624
+/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 628
    bytes of code on a Cortex-M4F, and no implementation is needed.
 
        static kopt_bf16 weight[N], grad[N], state[3 * N];                         // SGD: state[N]. All zero, but weight
@@ -804,17 +804,12 @@ KOPT_INLINE_ kopt_bf16 kopt_inline_moment_(float x, uint32_t random16) {
     return (moment & 0x7F80u) != 0 ? moment : (kopt_bf16)0;
 }
 
-KOPT_INLINE_ uint32_t kopt_inline_begin_(kopt_inline_optimizer *opt) {
-    if (++opt->step == 0) opt->step = 0x80000000u;
-    return opt->step;
-}
-
 /* Loshchilov & Hutter 2019, algorithm 2, with PyTorch's decay of lr * weight_decay. state is the compensation c of each
    weight, then the moments m, then v. */
 KOPT_INLINE_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
                                     const kopt_bf16 *grad, size_t n) {
     kopt_bf16 *c = state, *m = state + n, *v = state + 2 * n;
-    const uint32_t t = kopt_inline_begin_(opt);
+    const uint32_t t = opt->step += opt->step == 0xFFFFFFFFu ? 0x80000001u : 1; /* 2^32 - 1, then 2^31 */
     const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
     const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
     const float decay = kopt_mul_(opt->lr, opt->weight_decay);
@@ -840,7 +835,7 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
     const float decay = opt->weight_decay;
     uint32_t words[4], r;
     size_t i;
-    (void)kopt_inline_begin_(opt);
+    opt->step += opt->step == 0xFFFFFFFFu ? 0x80000001u : 1;
     for (i = 0; i < n; i++) {
         float g = kopt_f32_from_bf16(grad[i]);
         if (kopt_as_u32_(decay) != 0) g = kopt_add_(g, kopt_mul_(decay, kopt_f32_from_bf16(weight[i])));
