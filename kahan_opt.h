@@ -54,7 +54,7 @@
        VOCABULARIES               KERNELS                 DISPATCH                    TILES
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
-/* From 1.0 on, two versions with one major number may both declare what they have in one file. */
+/* From 1.0 on, the declarations of any version with the same major number will do. */
 #if defined(KOPT_VERSION) && KOPT_VERSION != 1300 &&                                        \
     (KOPT_VERSION < 10000 || KOPT_VERSION / 10000 != 1300 / 10000 || defined(KOPT_PASS_) || \
      (defined(KAHAN_OPT_IMPLEMENTATION) && !defined(KOPT_IMPLEMENTED_)))
@@ -740,7 +740,7 @@ KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, cons
 /* ---- INLINE STEPS ------------------------------------------------------------------------------------------------ */
 
 #ifndef KAHAN_OPT_BINDINGS
-/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 628
+/* The step on one screen: AdamW, and SGD without momentum, of bf16 weights with KAHAN. It is made for firmware: 624
    bytes of code on a Cortex-M4F, and no implementation is needed.
 
        static kopt_bf16 weight[N], grad[N], state[3 * N];                         // SGD: state[N]. All zero, but weight
@@ -804,12 +804,14 @@ KOPT_INLINE_ kopt_bf16 kopt_inline_moment_(float x, uint32_t random16) {
     return (moment & 0x7F80u) != 0 ? moment : (kopt_bf16)0;
 }
 
+KOPT_INLINE_ uint32_t kopt_inline_next_(uint32_t step) { return step == 0xFFFFFFFFu ? 0x80000000u : step + 1; }
+
 /* Loshchilov & Hutter 2019, algorithm 2, with PyTorch's decay of lr * weight_decay. state is the compensation c of each
    weight, then the moments m, then v. */
 KOPT_INLINE_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weight, kopt_bf16 *state,
                                     const kopt_bf16 *grad, size_t n) {
     kopt_bf16 *c = state, *m = state + n, *v = state + 2 * n;
-    const uint32_t t = opt->step += opt->step == 0xFFFFFFFFu ? 0x80000001u : 1; /* 2^32 - 1, then 2^31 */
+    const uint32_t t = opt->step = kopt_inline_next_(opt->step);
     const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
     const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
     const float decay = kopt_mul_(opt->lr, opt->weight_decay);
@@ -835,7 +837,7 @@ KOPT_INLINE_ void kopt_inline_sgd(kopt_inline_optimizer *opt, kopt_bf16 *weight,
     const float decay = opt->weight_decay;
     uint32_t words[4], r;
     size_t i;
-    opt->step += opt->step == 0xFFFFFFFFu ? 0x80000001u : 1;
+    opt->step = kopt_inline_next_(opt->step);
     for (i = 0; i < n; i++) {
         float g = kopt_f32_from_bf16(grad[i]);
         if (kopt_as_u32_(decay) != 0) g = kopt_add_(g, kopt_mul_(decay, kopt_f32_from_bf16(weight[i])));
@@ -1767,14 +1769,13 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #include <arm_acle.h>
 #endif
 #endif
-/* Microsoft's compiler reaches the floating-point environment by intrinsics. */
-#if defined(KOPT_GNU_) || defined(__TINYC__)
-#elif (defined(_M_X64) && !defined(_M_ARM64EC)) || (defined(_M_IX86_FP) && _M_IX86_FP == 2)
-#include <intrin.h>
+#if defined(_MSC_VER) && !defined(KOPT_GNU_)
+#include <intrin.h> /* by which Microsoft's compiler reaches the floating-point environment */
+#if (defined(_M_X64) && !defined(_M_ARM64EC)) || (defined(_M_IX86_FP) && _M_IX86_FP == 2)
 #define KOPT_INTRINSIC_MXCSR_ 1
 #elif defined(_M_ARM64) || defined(_M_ARM64EC)
-#include <intrin.h>
 #define KOPT_INTRINSIC_FPCR_ 0x5A20 /* ARM64_FPCR of winnt.h */
+#endif
 #endif
 #if defined(KOPT_X86_) || (defined(KOPT_NEON_) && defined(__ARM_FEATURE_CRC32))
 #define KOPT_CRC_VECTORS_ 1 /* kopt_crc_fast_() */

@@ -346,9 +346,15 @@ figures() {
             { skip "the tables of docs/firmware.md" "they are of another ${compiler%:*} than $version"; return; }
     done
     table >$out/table 2>$out/log && sed -n '/^<!-- figures: firmware -->$/,/^<!-- end -->$/p' docs/firmware.md |
-        sed '1,2d; $d' | sed '$d' | diff - $out/table >>$out/log &&
-        grep "no libm, and adds $bytes bytes" docs/firmware.md >>$out/log
+        sed '1,2d; $d' | sed '$d' | diff - $out/table >>$out/log
     report $? "the tables of docs/firmware.md are those of the programs (./build.sh figures firmware writes them)"
+    m0plus=$(sed -n 's/^| kopt_inline_adamw | [^|]*| \([^ ]*\) .*/\1/p' $out/table)
+    tr -s '\n ' ' ' <docs/firmware.md |
+        grep -q "no libm, and adds $bytes bytes of flash on a Cortex-M4F, and $m0plus on a Cortex-M0+" &&
+        tr -s '\n ' ' ' <README.md | grep -q "AdamW for firmware takes $bytes bytes on a Cortex-M4F" &&
+        tr -s '\n ' ' ' <kahan_opt.h | grep -q "made for firmware: $bytes bytes of code on a Cortex-M4F" &&
+        grep -q "\[inline step\](firmware.md#the-step) $bytes bytes" docs/vendoring.md
+    report $? "the pages and the header have the size of the inline AdamW: $bytes, and $m0plus"
     set -- $whole
     tr '\n' ' ' <docs/firmware.md | grep -q "take $1 KB on a Cortex-M4F and $2 KB on a Cortex-M0+"
     report $? "docs/firmware.md has the size of AdamW by the whole library: $1 and $2 KB"

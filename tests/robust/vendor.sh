@@ -557,7 +557,8 @@ fi
 this=$(sed -n 's/^#define KOPT_VERSION \([0-9]*\).*/\1/p' kahan_opt.h)
 version() { # version NUMBER: makes that version of the header
     mkdir -p $out/v$1
-    sed "s/KOPT_VERSION $this/KOPT_VERSION $1/; s/KOPT_VERSION != $this/KOPT_VERSION != $1/; s|$this / 1|$1 / 1|
+    sed "s/KOPT_VERSION $this/KOPT_VERSION $1/; s/KOPT_VERSION != $this/KOPT_VERSION != $1/
+        s|$this / 10000|$1 / 10000|
         s/\"success\",/\"success $1\",/
         s/^typedef struct kopt_optimizer {/&\n    char padding_[$1];/" kahan_opt.h >$out/v$1/kahan_opt.h
 }
