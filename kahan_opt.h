@@ -1,4 +1,4 @@
-/* kahan_opt.h - v0.13 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+/* kahan_opt.h - v0.14 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
    Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
    gradients, the library updates the weights. It allocates nothing: all memory is yours.
@@ -55,8 +55,8 @@
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
 /* From 1.0 on, the declarations of any version with the same major number will do. */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 1300 &&                                        \
-    (KOPT_VERSION < 10000 || KOPT_VERSION / 10000 != 1300 / 10000 || defined(KOPT_PASS_) || \
+#if defined(KOPT_VERSION) && KOPT_VERSION != 1400 &&                                        \
+    (KOPT_VERSION < 10000 || KOPT_VERSION / 10000 != 1400 / 10000 || defined(KOPT_PASS_) || \
      (defined(KAHAN_OPT_IMPLEMENTATION) && !defined(KOPT_IMPLEMENTED_)))
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
@@ -179,7 +179,7 @@
    VERSION HISTORY: docs/CHANGELOG.md
 */
 
-#define KOPT_VERSION 1300 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
+#define KOPT_VERSION 1400 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -359,8 +359,8 @@ typedef enum KOPT_NODISCARD_ kopt_result {
     KOPT_ERROR_ID,       /* the ids of a list of tensors do not increase: call kopt_list_set_ids() */
     KOPT_ERROR_CAPTURE,  /* the CUDA stream is being captured in a graph, which would repeat the call */
     KOPT_ERROR_FILE,     /* a function of kopt_file failed */
-    KOPT_ERROR_VERSION,  /* the header that made the optimizer and the implementation differ: see CONTRACT, 9; or the
-                            checkpoint has the layout of a later version */
+    KOPT_ERROR_VERSION,  /* the header that made the optimizer and the implementation differ: see CONTRACT, 9; or
+                            another implementation began the step; or the checkpoint has the layout of a later one */
     KOPT_ERROR_CLOSURE   /* a function of kopt_closure failed */
 } kopt_result;
 
@@ -1213,7 +1213,8 @@ KOPT_API_ KOPT_RESULT_ kopt_step_begin(kopt_step *step, kopt_optimizer *opt);
 /* Steps all elements of a list of tensors; of one tensor, (step, &t, 1). All are checked before the first element is
    written. Errors:
 
-   - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin().
+   - KOPT_ERROR_STEP: the step has not begun, or was skipped by kopt_scaler_begin(). KOPT_ERROR_VERSION: an
+     implementation of another version began it.
    - KOPT_ERROR_SIZE, KOPT_ERROR_STATE, KOPT_ERROR_MISMATCH: a state block is too small, not initialized, or of another
      optimizer or tensor.
    - KOPT_ERROR_ID, KOPT_ERROR_OVERLAP: as in kopt_optimizer_step().
@@ -1870,6 +1871,7 @@ KOPT_INLINE_ int kopt_scale_folds_(uint32_t exponent) { return exponent - 40 < 1
 
 /* A step that has begun: what the caller's kopt_step holds. */
 typedef struct kopt_begun_ {
+    uint32_t made; /* KOPT_BEGUN_, at this place in every version */
     kopt_rule rule;
     kopt_format first_moment_format, second_moment_format; /* the same, if there is no second moment */
     kopt_rounding rounding, moment_rounding, residual_rounding;
@@ -1897,7 +1899,7 @@ typedef struct kopt_begun_ {
                                 RAdam: 1; Adam-atan2: also multiplied by atan2_b. With 8-bit moments also multiplied
                                 by 1.003, from step 2 on */
     float eps;            /* that of kopt_optimizer; Adam-atan2: 2^-126 */
-    uint32_t step;        /* number of the step, from 1; 0: a step that has not begun */
+    uint32_t step;        /* number of the step, from 1 */
     float feedback;       /* FEEDBACK: the share of an error that the first moment takes, times the rate; otherwise 0 */
     uint64_t seed;
     float sharpness;  /* Lion: 0: sign(c); above 0: smooth Lion */
@@ -2674,6 +2676,8 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
    version by KOPT_ERROR_VERSION, all else by KOPT_ERROR_UNINITIALIZED. */
 #define KOPT_FOREIGN_ 0x4D410000u
 #define KOPT_MADE_ (KOPT_FOREIGN_ + (KOPT_VERSION < 10000 ? KOPT_VERSION : KOPT_VERSION / 10000))
+/* The same of a kopt_step: "ST", and the version, of which every digit counts. */
+#define KOPT_BEGUN_ (0x53540000u + KOPT_VERSION)
 
 /* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
    in thousandths, because no flag of a compiler changes an integer. */
@@ -2903,6 +2907,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     const kopt_decay_mode decay_mode = opt->decay_mode;
     const float weight_decay = kopt_to_float_(opt->weight_decay);
     float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
+    s->made = KOPT_BEGUN_;
     s->step = opt->step + 1;
     s->grad_scale = kopt_to_float_(opt->grad_scale);
     s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(opt->clip));
@@ -3355,25 +3360,12 @@ KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t
 
 /* ---- checks of a step ---- */
 
-/* Takes a step from the caller's kopt_step. Could kopt_step_begin() have made it? Finds most uninitialized memory. The
-   kernels do not check it again. */
+/* Takes a step from the caller's kopt_step, if this implementation began it. */
 static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
     if (step == NULL) return KOPT_ERROR_NULL;
     memcpy(s, step, sizeof *s);
-    return s->step != 0 && (unsigned)s->rule <= KOPT_LAST_RULE_ &&
-                   (s->rule != KOPT_RULE_ADAM_ATAN2 || KOPT_HAS_VMATH_) &&
-                   (unsigned)s->moment_count - kopt_rules_[s->rule].moments <= kopt_rules_[s->rule].optional &&
-                   (unsigned)s->first_moment_format <= (unsigned)KOPT_Q8 &&
-                   (unsigned)s->second_moment_format <= (unsigned)KOPT_Q8 &&
-                   (unsigned)s->rounding <= KOPT_LAST_ROUNDING_ &&
-                   (s->rounding != KOPT_FEEDBACK ||
-                    kopt_feedback_fits_(s->rule, s->moment_count, s->first_moment_format, s->moment_rounding,
-                                        KOPT_0_999_)) &&
-                   ((unsigned)s->moment_rounding | (unsigned)s->residual_rounding) <= 1u &&
-                   (!s->stable || s->rule == KOPT_RULE_ADAM) && (!s->sync || s->rule == KOPT_RULE_RANGER) &&
-                   (!s->unrectified || s->rule == KOPT_RULE_RADAM || s->rule == KOPT_RULE_RANGER)
-               ? KOPT_OK
-               : KOPT_ERROR_STEP;
+    if (s->made == KOPT_BEGUN_) return KOPT_OK;
+    return s->made >> 16 == KOPT_BEGUN_ >> 16 ? KOPT_ERROR_VERSION : KOPT_ERROR_STEP;
 }
 
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */

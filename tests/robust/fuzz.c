@@ -412,22 +412,14 @@ static void change_step(void) {
     if (k == 31) *number[14] = ref_float(word());
     if (k == 12) *number[15] = ref_float(word() & 0xffff0000u);
     if (k == 27) s->moments_only = any_enum();
-    if (k == 28) s->unrectified = any_enum();
-    if (k == 29) s->sync = any_enum();
-    if (k == 30) s->stable = any_enum();
     if (k < 11) { /* one NaN: the kernels expect of a step that the lower half of a NaN's payload is zero */
         *number[k] = ref_float(word());
         if (ref_is_nan(KOPT_F32, ref_bits(*number[k]))) *number[k] = ref_float(0x7fc00000);
     }
-    if (k == 11) s->rule = (kopt_rule)any_enum();
-    if (k == 13) *(byte() & 1 ? &s->first_moment_format : &s->second_moment_format) = (kopt_format)any_enum();
-    if (k == 14) s->rounding = (kopt_rounding)any_enum();
-    if (k == 15) s->moment_rounding = (kopt_rounding)any_enum();
-    if (k == 16) s->residual_rounding = (kopt_rounding)any_enum();
     if (k == 17) s->nesterov = any_enum();
     if (k == 18) s->zero_grad = any_enum();
-    if (k == 19) s->moment_count = any_enum();
-    if (k == 20) s->step = below(2) ? 0 : word();
+    if (k == 19) s->made = below(2) ? 0 : s->made + 1; /* of the next version */
+    if (k == 20) s->made ^= word();
     if (k == 21) s->seed = word();
     memcpy(&w.step, s, sizeof *s);
     if (k == 22) memset(&w.step, (int)byte(), sizeof w.step);
@@ -675,19 +667,8 @@ static kopt_optimizer formats_of(const kopt_step *step) {
     return o;
 }
 
-static int step_good(const kopt_step *step) {
-    const kopt_begun_ s = begun_of(step);
-    kopt_optimizer o = formats_of(step);
-    if (s.step == 0 || !in_enum((int)s.rule, KOPT_RULE_ADAM_ATAN2)) return 0;
-    if (!in_enum((int)s.first_moment_format, KOPT_Q8) || !in_enum((int)s.second_moment_format, KOPT_Q8)) return 0;
-    if (!in_enum((int)s.rounding, KOPT_FEEDBACK)) return 0;
-    if (!in_enum((int)s.moment_rounding, KOPT_STOCHASTIC)) return 0;
-    if (!in_enum((int)s.residual_rounding, KOPT_STOCHASTIC)) return 0;
-    if ((s.stable && s.rule != KOPT_RULE_ADAM) || (s.sync && s.rule != KOPT_RULE_RANGER)) return 0;
-    if (s.unrectified && s.rule != KOPT_RULE_RADAM && s.rule != KOPT_RULE_RANGER) return 0;
-    o.beta1 = 0.9, o.moment_rounding = s.moment_rounding;
-    return s.moment_count == ref_moments(&o) && ref_accepts(&o);
-}
+/* Has this version begun the step? */
+static int step_good(const kopt_step *step) { return begun_of(step).made == 0x53540000u + KOPT_VERSION; }
 
 /* Does StableAdamW have to measure the whole tensor before it steps it? */
 static int must_measure(const kopt_step *step, const kopt_tensor *t) {

@@ -52,6 +52,14 @@ static void refuses(kopt_result got, kopt_result want, const char *what) {
 
 /* ---- structs that are zero --------------------------------------------------------------------------------------- */
 
+/* Changes bits of the first word of a step, which says what began it. */
+static void flip(kopt_step *step, uint32_t bits) {
+    uint32_t word;
+    memcpy(&word, step, sizeof word);
+    word ^= bits;
+    memcpy(step, &word, sizeof word);
+}
+
 static void check_zero_structs(void) {
     static const kopt_optimizer none; /* static: all zero */
     static const kopt_accumulator no_accumulator;
@@ -63,6 +71,7 @@ static void check_zero_structs(void) {
     kopt_scaler scaler = no_scaler;
     kopt_step step, began;
     static union room stepped;
+    kopt_norm norm = {0};
     int k;
 
     for (k = 0; k < 2; ++k) { /* by the function, and by fields of a zeroed struct */
@@ -129,6 +138,13 @@ static void check_zero_structs(void) {
     kopt_state_init(&opt, &t, 1, initial());
     ok(kopt_step_begin(&began, &opt) == KOPT_OK, "StableAdamW begins");
     photograph();
+    flip(&began, 0x00010000);
+    refuses(kopt_step_run(&began, &t, 1), KOPT_ERROR_STEP, "a step of whatever was in memory");
+    flip(&began, 0x00010001);
+    refuses(kopt_step_run(&began, &t, 1), KOPT_ERROR_VERSION, "a step that another version began");
+    refuses(kopt_step_range(&began, &t, 1, 0, N), KOPT_ERROR_VERSION, "... or all of its elements");
+    refuses(kopt_norm_add_stable(&norm, &began, &t, 0, N), KOPT_ERROR_VERSION, "... or what StableAdamW measures");
+    flip(&began, 1);
     refuses(kopt_step_range(&began, &t, 1, 0, N / 2), KOPT_ERROR_STEP, "a part of a tensor that nothing has measured");
     ok(kopt_step_range(&began, &t, 1, N, N) == KOPT_OK, "... but an empty part is stepped");
     ok(kopt_step_range(&began, &t, 1, 0, N) == KOPT_OK, "... and the whole, which measures itself");

@@ -193,7 +193,7 @@ static void test_factor(void) {
 
 #define SAME(field) (offsetof(step_scalars, field) == offsetof(kopt_begun_, field))
 static void check_begun(void) {
-    ok(sizeof(step_scalars) == sizeof(kopt_begun_) && SAME(rule) && SAME(first_moment_format) &&
+    ok(sizeof(step_scalars) == sizeof(kopt_begun_) && SAME(made) && SAME(rule) && SAME(first_moment_format) &&
            SAME(second_moment_format) && SAME(rounding) && SAME(moment_rounding) && SAME(residual_rounding) &&
            SAME(nesterov) && SAME(zero_grad) && SAME(moment_count) && SAME(moments_only) && SAME(unrectified) &&
            SAME(sync) && SAME(stable) && SAME(grad_scale) && SAME(l2) && SAME(weight_decay) && SAME(beta1) &&
