@@ -133,7 +133,7 @@ class Entry:
         self.plain, self.sharded, self.n = part.is_contiguous(), part is not p, part.numel()
         self.gap = not self.plain and order(part) != part.stride()
         self.kind = sys.intern("%s %s %s %d" % (p.dtype, p.device, self.formats, self.plain + 2 * self.sharded))
-        self.key, = self.keys([p], [p.grad], [s])
+        self.key, = zip(*self.columns([p], [p.grad], [s]))
         self.references = [weakref.ref(x, lambda _, i=id(p): lost(i)) for x in (p, *tensors)]
         self.arrays = k.kopt_state_arrays(ctypes.sizeof(k.kopt_state_arrays))
         point(self.arrays, table, list(map(local, tensors)))
@@ -148,24 +148,28 @@ class Entry:
             raise ValueError(words)
         self.tensor = bytes(t)
 
-    def keys(self, params, grads, states):
-        """The keys that entries of this kind should have, in a loop in C: there may be many parameters."""
+    def columns(self, params, grads, states):
+        """The keys that entries of this kind should have, as columns: loops in C, for there may be many parameters."""
         parts = list(map(local, params)) if self.sharded else params
-        columns = [map(address_of, parts), map(size_of, parts), map(dtype_of, grads),
-                   map(is_contiguous if self.plain else torch.Tensor.stride, parts)]
+        columns = [array.array(ADDRESS, map(address_of, parts)), array.array(ADDRESS, map(size_of, parts)),
+                   list(map(dtype_of, grads)), list(map(is_contiguous if self.plain else torch.Tensor.stride, parts))]
         for name in self.names:
-            tensors = [s[name] for s in states]
-            columns += [map(id, tensors), map(address_of, map(local, tensors) if self.sharded else tensors)]
-        return zip(*columns)
+            tensors = list(map(operator.itemgetter(name), states))
+            columns += [array.array(ADDRESS, map(id, tensors)),
+                        array.array(ADDRESS, map(address_of, map(local, tensors) if self.sharded else tensors))]
+        return columns
 
     @staticmethod
-    def hold(entries, layout, params, grads, states):
-        """The step counts, if entries of one kind hold."""
+    def hold(held, entries, layout, params, grads, states):
+        """The step counts, if entries of one kind hold. held: [entries, their columns], of those that last did."""
         try:
-            keys = entries[0].keys(params, grads, states)
-            steps = [s["step"] for s in states]
-            fits = entries[0].layout == layout and all(map(operator.eq, keys, [e.key for e in entries]))
-            return steps if fits and set(map(type, steps)) == {int} else None
+            first, columns = entries[0], entries[0].columns(params, grads, states)
+            steps = list(map(operator.itemgetter("step"), states))
+            if held != [entries, columns]:
+                if list(zip(*columns)) != [e.key for e in entries]:
+                    return None
+                held[:] = entries, columns
+            return steps if first.layout == layout and set(map(type, steps)) == {int} else None
         except (KeyError, TypeError):  # there is no such state
             return None
 

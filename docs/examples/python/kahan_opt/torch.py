@@ -60,9 +60,10 @@ class KahanOptimizer(torch.optim.Optimizer):
         return described_options(rule)
 
     def _forget(self):
-        """Looks at all tensors anew. _entries: by the id() of a parameter. _plans: the calls of the last steps.
-        _listed: the parameters of the groups, by id(), and names. _reports: those of GPUs that have not been read."""
-        self._entries, self._plans, self._listed, self._reports = {}, {}, None, collections.deque()
+        """Looks at all tensors anew. _entries: by the id() of a parameter. _held: by group and kind, the entries of the
+        last step and their keys. _plans: the calls of the last steps. _listed: the parameters of the groups, by id(),
+        and names. _reports: those of GPUs that have not been read."""
+        self._entries, self._held, self._plans, self._listed, self._reports = {}, {}, {}, None, collections.deque()
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a group with options of its own: {"params": ..., "lr": ...}."""
@@ -227,6 +228,10 @@ class KahanOptimizer(torch.optim.Optimizer):
         and parameters whose entries do not hold."""
         lists, stale = [], []
         groups = self.param_groups if only is None else [self._member(only)[1]]
+        if only is None:  # a tensor's hash is a function in Python
+            state_of = dict(zip(map(id, self.state), self.state.values())).get
+        else:
+            state_of = {id(only): self.state.get(only)}.get
         if self._twice and only is None:
             of = {}
             for _, group, p in self._members(groups):
@@ -246,18 +251,19 @@ class KahanOptimizer(torch.optim.Optimizer):
                 continue
             if "param_names" in group:  # the ids of a list increase
                 params, grads, entries = zip(*sorted(zip(params, grads, entries), key=lambda row: row[2].number))
-            states, layout = list(map(self.state.get, params)), layout_of(group)
-            for es, *columns in parted(map(kind_of, entries), entries, params, grads, states).values():
-                steps = Entry.hold(es, layout, *columns)
+            states, layout = list(map(state_of, map(id, params))), layout_of(group)
+            for kind, (es, *columns) in parted(map(kind_of, entries), entries, params, grads, states).items():
+                steps = Entry.hold(self._held.setdefault((id(group), kind), []), es, layout, *columns)
                 if steps:
                     lists += [(group, *rows) for rows in CALLS[columns[0][0].device.type].lists(steps, es, *columns)]
                 else:
                     stale += [(group, p) for e, p, g, s in zip(es, *columns)
-                              if not Entry.hold([e], layout, [p], [g], [s])]
+                              if not Entry.hold([], [e], layout, [p], [g], [s])]
         return lists, stale
 
     def _lost(self, number):
         """An entry no longer holds."""
+        self._held.clear()
         if number in self._entries:
             self._entries[number].key = None
 
