@@ -228,10 +228,6 @@ class KahanOptimizer(torch.optim.Optimizer):
         and parameters whose entries do not hold."""
         lists, stale = [], []
         groups = self.param_groups if only is None else [self._member(only)[1]]
-        if only is None:  # a tensor's hash is a function in Python
-            state_of = dict(zip(map(id, self.state), self.state.values())).get
-        else:
-            state_of = {id(only): self.state.get(only)}.get
         if self._twice and only is None:
             of = {}
             for _, group, p in self._members(groups):
@@ -251,7 +247,7 @@ class KahanOptimizer(torch.optim.Optimizer):
                 continue
             if "param_names" in group:  # the ids of a list increase
                 params, grads, entries = zip(*sorted(zip(params, grads, entries), key=lambda row: row[2].number))
-            states, layout = list(map(state_of, map(id, params))), layout_of(group)
+            states, layout = self._states(params), layout_of(group)
             for kind, (es, *columns) in parted(map(kind_of, entries), entries, params, grads, states).items():
                 steps = Entry.hold(self._held.setdefault((id(group), kind), []), es, layout, *columns)
                 if steps:
@@ -260,6 +256,12 @@ class KahanOptimizer(torch.optim.Optimizer):
                     stale += [(group, p) for e, p, g, s in zip(es, *columns)
                               if not Entry.hold([], [e], layout, [p], [g], [s])]
         return lists, stale
+
+    def _states(self, params):
+        """The state of each, or None. A tensor's hash is a function in Python: those of many are found by id()."""
+        if 4 * len(params) < len(self.state):
+            return list(map(self.state.get, params))
+        return list(map(dict(zip(map(id, self.state), self.state.values())).get, map(id, params)))
 
     def _lost(self, number):
         """An entry no longer holds."""
