@@ -3718,17 +3718,15 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
    vu32_                     LANES_ lanes of uint32_t, or 2 * LANES_ halves: half 2 * i is the lower one of lane i
    vmask_                    LANES_ truth values
 
-   Floats. add_ to masked_sub_ round once, to nearest even. They and as_u32_ are opaque to gcc and clang: no flag can
+   Floats. add_ to sqrt_ round once, to nearest even. They and as_u32_ are opaque to gcc and clang: no flag can
    fuse, reorder or approximate them.
    splat_(x)                 x, a float: broadcast
    add_ sub_ mul_ div_(a, b) a + b, a - b, a * b, a / b
    sqrt_(a)                  square root
-   masked_sub_(m, a, b)      m ? a - b : b (MASKED_SUB_)
    flush_(a)                 a, but +0 if |a| < 2^-126, and 0x7FFFFFFF for every NaN (FLUSH_)
    min_ max_(a, b)           minimum, maximum; at most one of a and b is negative (MIN_MAX_). The ISA decides which
                              of 0 and -0 is less. If a NaN has the sign bit 0, min_(NaN, b) is b and max_(a, NaN) is
                              NaN. For any NaN, at least one of min_(a, b) and max_(b, a) is NaN
-   unordered_(a, b)          mask: is a or b a NaN? Made by KERNELS
    as_u32_(a) as_f32_(a)     bitcast from float to uint32_t, from uint32_t to float
    round_u32_(a)             float to integer, to nearest even; 0 <= a < 2^31
    convert_f32_(a)           int32_t to float, to nearest even
@@ -3779,7 +3777,7 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
    unpack_low16_ _high16_(a) halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
    bf16_low_ bf16_high_(a)   the same halves as bf16, widened to float
    pack_high16_(a, b)        the upper halves of all lanes of a, then those of b: narrows two vectors
-   interleave_high16_(a, b)  half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b (SPECIALIZED_)
+   interleave_high16_(a, b)  half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b (REORDER_)
    load8_to16_(p)            loads 2 * LANES_ bytes, zero-extended to halves
    store8_from16_(p, a)      stores the lower 8 bits of each half: 2 * LANES_ bytes
 
@@ -3917,6 +3915,7 @@ FN_ vu32_ K_(block_of_lane)(void) { return 0; }
 #define SI_(name_si) _mm_##name_si##128
 typedef __m128 vf32_;
 typedef __m128i vu32_, vmask_;
+FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
@@ -3930,6 +3929,7 @@ typedef __m256 vf32_;
 typedef __m256i vu32_, vmask_;
 typedef __m128i K_(part); /* half a vector */
 typedef __m256d K_(f64);
+FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
 #else
 #define ISA_ avx512
 /* evex512 against -mno-evex512, which zig cc passes: the compilers that have that flag know it. */
@@ -3945,7 +3945,6 @@ typedef __m256d K_(f64);
 #define STAGES_ISA_ avx2
 #define CONVERT_ISA_ avx2
 #endif
-#define MASKED_SUB_ 1
 #define LOADS_EXTEND_ 1
 #define RUNS_AHEAD_ 1 /* elsewhere the test costs SGD a tenth, and there is nothing to gain */
 #define LOOPS_HAVE_L2_ 1
@@ -3957,6 +3956,7 @@ typedef __m512i vu32_;
 typedef __mmask16 vmask_;
 typedef __m256i K_(part);
 typedef __m512d K_(f64);
+FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 #endif
 #define MIN_MAX_ 1
 
@@ -4012,11 +4012,7 @@ FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
 FN_ vu32_ K_(round_u32)(vf32_ a) { return MM_(cvtps_epi32)(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return MM_(cvtepi32_ps)(a); }
 FN_ vu32_ isplat_(uint32_t a) { return MM_(set1_epi32)((int)a); }
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    OPAQUE_(r);
-    return r;
-}
+FN_ vu32_ isplat_hoisted_(uint32_t a) { return as_u32_(as_f32_(isplat_(a))); }
 FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return MM_(add_epi32)(a, b); }
 FN_ vu32_ isub_(vu32_ a, vu32_ b) { return MM_(sub_epi32)(a, b); }
 FN_ vu32_ and_(vu32_ a, vu32_ b) { return SI_(and_si)(a, b); }
@@ -4063,7 +4059,6 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no,
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
 FN_ vu32_ K_(largest_part)(vu32_ a) { return a; }
-FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 FN_ vf32_ splat_(float x) { return as_f32_(isplat_(kopt_as_u32_(x))); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
 FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
@@ -4114,7 +4109,6 @@ FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     K_(store_part)(p, K_(low_part)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
 FN_ __m128i K_(part_fp16)(vf32_ a) { return _mm256_cvtps_ph(a, 0); } /* 0: to nearest even */
-FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
 FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
@@ -4142,18 +4136,12 @@ FN_ __m256i K_(narrow16)(vu32_ a) { return _mm512_cvtepi32_epi16(a); }
 FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
 FN_ __m256i K_(part_fp16)(vf32_ a) { return _mm512_maskz_cvtps_ph(0xFFFFu, a, 0); } /* 0: to nearest even */
-FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return (vmask_)(a | b); }
 FN_ int any_true_(vmask_ a) { return a != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
-FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) {
-    vf32_ r = _mm512_mask_sub_ps(b, m, a, b);
-    OPAQUE_(r);
-    return r;
-}
 FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) {
     return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
 }
@@ -4341,7 +4329,6 @@ FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a));
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return select_(isplat_(0xFFFF0000u), odd, even >> 16); }
 FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return WORDS_(vuzp2q_u16(AS_(u16, a), AS_(u16, b))); }
 FN_ vu32_ K_(unpack_low16)(vu32_ a) { return vmovl_u16(vget_low_u16(AS_(u16, a))); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(AS_(u16, a)); }
@@ -4428,7 +4415,6 @@ FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
 }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 0, 4, 1, 5); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 2, 6, 3, 7); }
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
 FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) {
     return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
 }
@@ -4493,17 +4479,9 @@ FN_ vu32_ xor_(vu32_ a, vu32_ b) { return a ^ b; }
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(a), as_u32_(b)), as_u32_(b), as_u32_(a))); }
 FN_ vf32_ K_(max)(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(b), as_u32_(a)), as_u32_(b), as_u32_(a))); }
 #endif
-#ifndef MASKED_SUB_
-FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) { return as_f32_(select_(m, as_u32_(sub_(a, b)), as_u32_(b))); }
-#endif
-
 #ifndef IMAX_
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return select_(igt_(a, b), a, b); }
 #endif
-FN_ vmask_ K_(unordered)(vf32_ a, vf32_ b) {
-    const vu32_ all = isplat_(0x7FFFFFFFu), infinity = isplat_(0x7F800000u);
-    return K_(mask_or)(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
-}
 
 #ifndef CHECK_UNROUNDED_
 #define CHECK_UNROUNDED_ 0
@@ -5263,7 +5241,7 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
     const vf32_ a = add_(mul_(add_(z, splat_(1.75760663f)), z), splat_(3.77875996f));
     const vf32_ b = add_(mul_(sub_(z, splat_(3.12811708f)), z), splat_(6.84485292f));
     vf32_ angle = mul_(mul_(mul_(splat_(0.0131872343f), q), sub_(splat_(2.93177509f), z)), mul_(a, b));
-    angle = K_(masked_sub)(igt_(mag, as_u32_(x)), splat_(1.57079637f), angle);
+    angle = blend_(igt_(mag, as_u32_(x)), sub_(splat_(1.57079637f), angle), angle);
     return as_f32_(or_(as_u32_(angle), and_(as_u32_(y), isplat_(0x80000000u))));
 }
 
@@ -5920,15 +5898,12 @@ typedef struct pair_ {
 
 /* A pair in another order: from and to are 0 or EVEN_ODD_. */
 FN_ pair_ K_(reorder)(pair_ x, int from, int to) {
-    pair_ r = x;
-    if (from == to) return x;
 #ifdef REORDER_
-    if (to != 0)
-        K_(deinterleave)(x.a, x.b, &r.a, &r.b);
-    else
-        K_(interleave)(x.a, x.b, &r.a, &r.b);
+    if (from < to) K_(deinterleave)(x.a, x.b, &x.a, &x.b);
+    if (from > to) K_(interleave)(x.a, x.b, &x.a, &x.b);
 #endif
-    return r;
+    (void)from, (void)to;
+    return x;
 }
 
 /* LANES_ numbers of an fp32 buffer, and two vectors of it. */
@@ -5987,7 +5962,7 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int o
 
 /* Packs the upper halves of a pair, two to a word, in the order of memory. */
 FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int order) {
-#ifdef SPECIALIZED_
+#ifdef REORDER_
     if (order != 0) return K_(interleave_high16)(a, b);
 #endif
     (void)order;
@@ -6137,7 +6112,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     /* A NaN of another format can have bits below those of a bf16: rounding could carry and make it a number. */
     if (kind.grad != kind.weight || (kind.moment_count > 0 && kopt_unbuffered_(kind.first) != kind.weight) ||
         (kind.moment_count > 1 && kopt_unbuffered_(kind.second) != kind.weight)) {
-        if (any_true_(K_(unordered)(x->a, x->b))) return 0;
+        if (any_true_(K_(mask_or)(K_(is_nan)(x->a), K_(is_nan)(x->b)))) return 0;
     }
     if (kind.feedback) {
         const vu32_ stored = K_(flush16)(K_(pack_pair)(a.weight, b.weight, order), c->exponent);
@@ -7137,7 +7112,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #undef WORDS_
 #undef WIDE_
 #undef NT_STORES_
-#undef MASKED_SUB_
 #undef TOOLS_ISA_
 #undef STAGES_ISA_
 #undef PAIR_
