@@ -4957,13 +4957,11 @@ NOINLINE_FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
     const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
     const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
     const vf32_ r = add_(r0, c), r_error = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
-    const vf32_ p = add_(mul_(mul_(r, r), horner_(r, 0.5f,
-                                                  horner4_(r, 0.166666672f, 0.0416664518f, 0.00833319779f,
-                                                           0.00139361445f, splat_(0.000199533533f)))),
-                         r_error);
+    const vf32_ p = horner4_(r, 0.166666672f, 0.0416664518f, 0.00833319779f, 0.00139361445f, splat_(0.000199533533f));
+    const vf32_ tail = add_(mul_(mul_(r, r), horner_(r, 0.5f, p)), r_error);
     const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
     /* 2^k as two factors, so that a subnormal result is rounded only once. */
-    vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23)));
+    vf32_ y = mul_(add_(high, add_(low, tail)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23)));
     y = mul_(y, as_f32_(shl_(isub_(i2, isplat_(256 - 127)), 23)));
     return blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), as_f32_(isplat_(0x7FC00000u)), y);
 }
@@ -4979,10 +4977,8 @@ NOINLINE_FN_ vf32_ K_(vmath_log)(vf32_ x) {
     const vf32_ f = sub_(as_f32_(iadd_(and_(u, isplat_(0x007FFFFFu)), isplat_(0x3F3504F3u))), splat_(1.0f));
     const vf32_ k = convert_f32_(isub_(shr_(u, 23), select_(tiny, isplat_(127 + 23), isplat_(127))));
     const vf32_ s = div_(f, add_(splat_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), splat_(0.5f));
-    const vf32_ r = sub_(
-        mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f,
-                                           horner_(z, 0.400008112f, horner_(z, 0.285134971f, splat_(0.239589244f))))))),
-        half);
+    const vf32_ p = horner_(z, 0.400008112f, horner_(z, 0.285134971f, splat_(0.239589244f)));
+    const vf32_ r = sub_(mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f, p)))), half);
     const vf32_ a = mul_(k, splat_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
     vf32_ y = add_(high, add_(low, add_(mul_(k, splat_(-0.000212194440f)), r)));
     y = blend_(igt_(bits, isplat_(0x7F7FFFFFu)), x, y);                   /* +infinity, NaN */
@@ -4994,11 +4990,9 @@ NOINLINE_FN_ vf32_ K_(vmath_log)(vf32_ x) {
 NOINLINE_FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
     const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f),
                 q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
-    const vf32_ below =
-        add_(a, mul_(mul_(a, z), horner_(z, -0.333333313f,
-                                         horner_(z, 0.133332387f,
-                                                 horner4_(z, -0.0539542474f, 0.0217733867f, -0.00850884989f,
-                                                          0.0028497458f, splat_(-0.000569574651f))))));
+    const vf32_ p =
+        horner4_(z, -0.0539542474f, 0.0217733867f, -0.00850884989f, 0.0028497458f, splat_(-0.000569574651f));
+    const vf32_ below = add_(a, mul_(mul_(a, z), horner_(z, -0.333333313f, horner_(z, 0.133332387f, p))));
     /* 1 + q = d + d_error; 2 q / (1 + q) = w - correction = w - w d_error / d, with 1 / d = 1 - w / 2. */
     const vf32_ d = add_(one, q), d_error = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d);
     const vf32_ high = sub_(one, w), correction = mul_(mul_(w, d_error), sub_(one, mul_(w, splat_(0.5f))));
@@ -5009,24 +5003,18 @@ NOINLINE_FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
 
 /* erf(x) = x + x P(x^2) for 0 <= x < 1. */
 FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
-    const vf32_ z = mul_(x, x);
-    return add_(x, mul_(x, horner_(z, 0.128379166f,
-                                   horner_(z, -0.376126349f,
-                                           horner_(z, 0.112837434f,
-                                                   horner4_(z, -0.0268635508f, 0.00521640619f, -0.000842323236f,
-                                                            0.000108587818f, splat_(-8.57798841e-06f)))))));
+    const vf32_ z = mul_(x, x), p = horner_(z, 0.000108587818f, splat_(-8.57798841e-06f));
+    const vf32_ q = horner4_(z, 0.112837434f, -0.0268635508f, 0.00521640619f, -0.000842323236f, p);
+    return add_(x, mul_(x, horner_(z, 0.128379166f, horner_(z, -0.376126349f, q))));
 }
 
 /* erfcx(y) = e^(y^2) erfc(y) = P(t) / (1 + 2 y) with t = (y - 2) / (y + 2), for 0 <= y < 10.9. */
 FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
     const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
-    return div_(horner_(t, 1.27697837f,
-                        horner_(t, -0.0927638113f,
-                                horner_(t, -0.166030198f,
-                                        horner4_(t, 0.164050832f, -0.0542211086f, -0.00802993868f, 0.00872326922f,
-                                                 horner4_(t, 0.00125348219f, -0.00144877564f, -0.000410605775f,
-                                                          0.000190243765f, splat_(9.18475271e-05f)))))),
-                add_(splat_(1.0f), mul_(two, y)));
+    vf32_ p = horner_(t, -0.000410605775f, horner_(t, 0.000190243765f, splat_(9.18475271e-05f)));
+    p = horner4_(t, -0.00802993868f, 0.00872326922f, 0.00125348219f, -0.00144877564f, p);
+    p = horner4_(t, -0.0927638113f, -0.166030198f, 0.164050832f, -0.0542211086f, p);
+    return div_(horner_(t, 1.27697837f, p), add_(splat_(1.0f), mul_(two, y)));
 }
 
 /* erfc(y) = e^(-y^2) erfcx(y) for y >= 0, with y^2 in two parts. */
@@ -5061,13 +5049,11 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     const vu32_ v = as_u32_(ay), u = as_u32_(ax), x_sign = xor_(u, as_u32_(x)), zero = isplat_(0);
     const vmask_ swap = igt_(v, u), nan = K_(mask_or)(igt_(v, isplat_(0x7F800000u)), igt_(u, isplat_(0x7F800000u)));
     const vu32_ largest = select_(swap, v, u), q_sign = xor_(x_sign, select_(swap, isplat_(0x80000000u), zero));
-    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, high, low;
+    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, p, high, low;
     z = mul_(q, q);
-    q = add_(q, mul_(mul_(q, z), horner_(z, -0.333333313f,
-                                         horner_(z, 0.199998975f,
-                                                 horner4_(z, -0.14283745f, 0.110914007f, -0.0897195861f, 0.0722251087f,
-                                                          horner4_(z, -0.0538603701f, 0.0337226987f, -0.0157589912f,
-                                                                   0.004706142f, splat_(-0.000659056939f)))))));
+    p = horner4_(z, -0.0538603701f, 0.0337226987f, -0.0157589912f, 0.004706142f, splat_(-0.000659056939f));
+    p = horner4_(z, -0.14283745f, 0.110914007f, -0.0897195861f, 0.0722251087f, p);
+    q = add_(q, mul_(mul_(q, z), horner_(z, -0.333333313f, horner_(z, 0.199998975f, p))));
     q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* |y| = |x|: pi/4, also if both are infinite */
     q = blend_(ieq_(largest, zero), as_f32_(zero), q);        /* both are 0 */
     /* high + low is pi/2, 0 or pi */
@@ -5078,34 +5064,32 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     return blend_(nan, as_f32_(isplat_(0x7FC00000u)), z);
 }
 
-/* Returns sin(pi f) = 4 f - f P(f^2); *cosine becomes cos(pi f) = 1 + f^2 Q(f^2). |f| <= 1/4. */
-FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
+/* Returns the word of sin(pi x); *cosine: that of cos(pi x). x = n/2 + f with |f| <= 1/4. The lower 2 bits of n decide
+   which of sin(pi f) = 4 f - f P(f^2) and cos(pi f) = 1 + f^2 Q(f^2) is the result, and its sign. */
+FN_ vu32_ K_(sincospi_turned)(vu32_ n, vf32_ f, vu32_ *cosine) {
     const vf32_ z = mul_(f, f);
-    *cosine = add_(splat_(1.0f),
-                   mul_(z, horner4_(z, -4.93480206f, 4.05869341f, -1.33446038f, 0.221272752f, splat_(0.0610933602f))));
-    return sub_(mul_(f, splat_(4.0f)),
-                mul_(f, horner4_(z, 0.858407319f, 5.16771889f, -2.55051947f, 0.606866181f, splat_(-0.135735944f))));
+    const vf32_ p = horner4_(z, 0.858407319f, 5.16771889f, -2.55051947f, 0.606866181f, splat_(-0.135735944f));
+    const vf32_ q = horner4_(z, -4.93480206f, 4.05869341f, -1.33446038f, 0.221272752f, splat_(0.0610933602f));
+    const vu32_ s = as_u32_(sub_(mul_(f, splat_(4.0f)), mul_(f, p))), c = as_u32_(add_(splat_(1.0f), mul_(z, q)));
+    const vmask_ even = ieq_(and_(n, isplat_(1)), isplat_(0));
+    *cosine = xor_(select_(even, c, s), shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30));
+    return xor_(select_(even, s, c), shl_(and_(n, isplat_(2)), 30));
 }
 
-/* Returns sin(pi x); *cosine becomes cos(pi x). x = n/2 + f exactly, with |f| <= 1/4: n modulo 4 decides which of the
-   two functions of f is the result, and its sign. A zero sine has the sign of x, a zero cosine is +0. */
+/* Returns sin(pi x); *cosine becomes cos(pi x). A zero sine has the sign of x, a zero cosine is +0. */
 FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
     /* Adding 1.5 * 2^23 rounds to an integer, adding 1.5 * 2^33 to a multiple of 2^10. */
     const vf32_ magic = splat_(12582912.0f), magic_1024 = splat_(12884901888.0f);
     const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), sign = xor_(as_u32_(x), mag), zero = isplat_(0);
     const vf32_ a = as_f32_(select_(igt_(mag, isplat_(0x4B7FFFFFu)), zero, mag)); /* 2^24 and above are even: like 0 */
     const vf32_ b = sub_(a, sub_(add_(a, magic_1024), magic_1024)), t = add_(add_(b, b), magic);
-    vf32_ c;
-    const vf32_ s = K_(sincospi_quarter)(sub_(b, mul_(sub_(t, magic), splat_(0.5f))), &c);
-    const vu32_ n = as_u32_(t); /* its low bits are those of the integer n */
-    const vmask_ even = ieq_(and_(n, isplat_(1)), zero), special = igt_(mag, isplat_(0x7F7FFFFFu));
-    vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
-    sw = xor_(sw, shl_(and_(n, isplat_(2)), 30));
-    sw = select_(ieq_(and_(sw, isplat_(0x7FFFFFFFu)), zero), sign, xor_(sw, sign));
-    cw = xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30));
-    cw = select_(ieq_(and_(cw, isplat_(0x7FFFFFFFu)), zero), zero, cw);
-    *cosine = as_f32_(select_(special, isplat_(0x7FC00000u), cw));
-    return as_f32_(select_(special, isplat_(0x7FC00000u), sw));
+    const vmask_ special = igt_(mag, isplat_(0x7F7FFFFFu));
+    /* the low bits of t are those of the integer n; b - n/2 is exact */
+    vu32_ c, s = K_(sincospi_turned)(as_u32_(t), sub_(b, mul_(sub_(t, magic), splat_(0.5f))), &c);
+    s = select_(ieq_(and_(s, isplat_(0x7FFFFFFFu)), zero), sign, xor_(s, sign));
+    c = select_(ieq_(and_(c, isplat_(0x7FFFFFFFu)), zero), zero, c);
+    *cosine = as_f32_(select_(special, isplat_(0x7FC00000u), c));
+    return as_f32_(select_(special, isplat_(0x7FC00000u), s));
 }
 
 /* ---- functions from 16 bits to 16 bits ---- */
@@ -5159,15 +5143,15 @@ FN_ vf32_ K_(normal_cdf)(vf32_ x, vf32_ q) {
 
 /* f(x), given the result q of the function and, for SOFTPLUS, l = log(1 + q). */
 FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
-    const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, 200.0f); /* finite: bounded * 0 is 0, not NaN */
-    const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu));
-    const vmask_ negative = igt_(isplat_(0), as_u32_(x));
     const int gelu_tanh = f == KOPT_FN_GELU_TANH || f == KOPT_GELU_TANH_SLOPE_;
+    const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, gelu_tanh ? 12.0f : 200.0f); /* bounded * 0 is 0 */
+    const vu32_ mag = K_(abs_u32)(x);
+    const vmask_ negative = igt_(isplat_(0), as_u32_(x));
     vf32_ d, r = q, s, v, t;
     if (f == KOPT_FN_EXP || f == KOPT_FN_LOG || f == KOPT_FN_TANH) return r;
     if (f == KOPT_FN_GELU || f == KOPT_GELU_SLOPE_) {
         s = K_(normal_cdf)(x, q);
-        v = mul_(mul_(K_(clamp_abs)(x, 20.0f), splat_(0.398942292f)), q); /* x P'(x) */
+        v = mul_(mul_(bounded, splat_(0.398942292f)), q); /* x P'(x) */
     } else {
         if (gelu_tanh) {
             K_(gelu_tanh_argument)(x, &t);
@@ -5185,13 +5169,9 @@ FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
             r = blend_(ieq_(as_u32_(d), as_u32_(one)), q, div_(mul_(l, q), sub_(d, one)));
             r = add_(r, blend_(negative, splat_(0.0f), x));
         }
-        if (gelu_tanh) {
-            v = mul_(mul_(s, v), K_(clamp_abs)(x, 12.0f));
-            t = K_(clamp_abs)(x, 12.0f);
-            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(t, t), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
-        } else {
-            v = mul_(mul_(s, v), bounded);
-        }
+        v = mul_(mul_(s, v), bounded);
+        if (gelu_tanh) /* g' = c1 + 3 c3 x^2 */
+            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(bounded, bounded), splat_(0.214064449f))));
     }
     if (f == KOPT_FN_SIGMOID) r = s;
     if (f == KOPT_FN_SILU || f == KOPT_FN_GELU || f == KOPT_FN_GELU_TANH) {
@@ -5209,15 +5189,12 @@ FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
     return blend_(igt_(mag, isplat_(0x7F800000u)), x, r);
 }
 
-/* The result of the function whose argument is map_argument(). */
-FN_ vf32_ K_(map_function)(int f, vf32_ x) {
-    if (f == KOPT_FN_LOG) return K_(vmath_log)(x);
-    return f == KOPT_FN_TANH ? K_(vmath_tanh)(x) : K_(vmath_exp)(x, splat_(0));
-}
-
 /* f(x) correctly rounded to 16 bits, for a 16-bit x. */
 FN_ vu32_ K_(map16)(int f, kopt_format format, vu32_ x) {
-    const vf32_ wide = K_(widen)(x, format), q = K_(map_function)(f, K_(map_argument)(f, wide));
+    const vf32_ wide = K_(widen)(x, format), a = K_(map_argument)(f, wide);
+    const vf32_ q = f == KOPT_FN_LOG    ? K_(vmath_log)(a)
+                    : f == KOPT_FN_TANH ? K_(vmath_tanh)(a)
+                                        : K_(vmath_exp)(a, splat_(0));
     const vf32_ l = f == KOPT_FN_SOFTPLUS ? K_(vmath_log)(add_(q, splat_(1.0f))) : q;
     const int row = 2 * f + (format == KOPT_FP16), last = kopt_map_exception_start_[row + 1];
     vu32_ y = K_(round_nearest16)(K_(map_result)(f, wide, q, l), format);
@@ -5248,22 +5225,21 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
 #if defined(KAHAN_OPT_SLEEF) && KOPT_PASS_ < KOPT_PASS_CUDA_
 /* SLEEF's functions without FMA ("cinz"): they have the same bits in every width. Unless the flags of the file promise
    wide vectors, clang passes them otherwise than SLEEF expects (LLVM issue 64706): then parts of 128 bits go there. */
-#define SLEEF_VECTOR_ vf32_
 #if KOPT_PASS_ == KOPT_PASS_NEON_
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f4_u##ulp##advsimdnofma
+#define SLEEF_VECTOR_ vf32_
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_ && (defined(KOPT_GCC_) || defined(__AVX512F__))
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f16_u##ulp##avx512fnofma
+#define SLEEF_VECTOR_ vf32_
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_ && (defined(KOPT_GCC_) || defined(__AVX__))
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f8_u##ulp##avx
-#else
-#undef SLEEF_VECTOR_
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_ || KOPT_PASS_ == KOPT_PASS_SIMD128_
+#define SLEEF_VECTOR_ vf32_
+#elif KOPT_PASS_ == KOPT_PASS_SCALAR_ || KOPT_PASS_ == KOPT_PASS_SIMD128_
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f1_u##ulp##purec
 #define SLEEF_VECTOR_ float
 #else
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f4_u##ulp##sse2
 #define SLEEF_VECTOR_ __m128
-#endif
 #endif
 KOPT_EXTERN_ SLEEF_VECTOR_ SLEEF_(exp, 10)(SLEEF_VECTOR_), SLEEF_(log, 10)(SLEEF_VECTOR_),
     SLEEF_(tanh, 10)(SLEEF_VECTOR_), SLEEF_(erf, 10)(SLEEF_VECTOR_), SLEEF_(erfc, 15)(SLEEF_VECTOR_),
@@ -5288,7 +5264,6 @@ FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
 }
 #undef SLEEF_
 #undef SLEEF_VECTOR_
-FN_ vf32_ K_(step_tanh)(vf32_ x) { return K_(function)(KOPT_VMATH_TANH_, x, x); }
 FN_ vf32_ K_(step_atan2)(vf32_ y, vf32_ x) { return K_(function)(KOPT_VMATH_ATAN2_, y, x); }
 #else
 FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
@@ -5301,9 +5276,9 @@ FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
     default: return K_(vmath_atan2)(x, y);
     }
 }
-FN_ vf32_ K_(step_tanh)(vf32_ x) { return K_(vmath_tanh)(x); }
 FN_ vf32_ K_(step_atan2)(vf32_ y, vf32_ x) { return K_(atan2_positive)(y, x); }
 #endif
+FN_ vf32_ K_(step_tanh)(vf32_ x) { return K_(function)(KOPT_VMATH_TANH_, x, x); }
 
 #if !defined(CORE_ONLY_) && KOPT_PASS_ != KOPT_PASS_CUDA_ /* the rest is about arrays: CUDA has loops of its own */
 
@@ -5318,12 +5293,10 @@ FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
     /* near 1, where it counts, log(u + remainder) = log(u) + remainder */
     const vf32_ u = add_(high, low), remainder = sub_(low, sub_(u, high));
     const vf32_ r = sqrt_(mul_(add_(K_(vmath_log)(u), remainder), splat_(-2.0f)));
-    const vu32_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), isplat_(0x80000001u)), isplat_(0xC0000000u));
-    vf32_ c, s = K_(sincospi_quarter)(mul_(convert_f32_(odd), unit), &c);
-    const vmask_ even = ieq_(and_(n, isplat_(1)), isplat_(0));
-    const vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
-    *x = as_u32_(mul_(r, as_f32_(xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30)))));
-    *y = as_u32_(mul_(r, as_f32_(xor_(sw, shl_(and_(n, isplat_(2)), 30)))));
+    const vu32_ odd = isub_(or_(shl_(*y, 1), isplat_(0x80000001u)), isplat_(0xC0000000u));
+    vu32_ c, s = K_(sincospi_turned)(shr_(*y, 30), mul_(convert_f32_(odd), unit), &c);
+    *x = as_u32_(mul_(r, as_f32_(c)));
+    *y = as_u32_(mul_(r, as_f32_(s)));
 }
 
 /* n random numbers. The 4 words of a Philox block make 4 of them. */
