@@ -5716,14 +5716,6 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ 
     counts->stuck += still && !residual_moved;
 }
 
-/* Counts the element *e, which was *old before the step. */
-FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *old, const element_ *e, vf32_ update) {
-    const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    K_(tally)
-    (counts, as_u32_(update), e->weight != old->weight,
-     size != 0 && ((e->residual ^ old->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
-}
-
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(load_n)(p + i * size, size, 1); }
 FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
@@ -5769,7 +5761,10 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
         if (extras && j->copy != NULL)
             K_(store_at)(j->copy, i, kopt_bytes_of_(j->copy_format), K_(encode_copy)(kind, &e, j->copy_format));
     }
-    if (extras && j->counts != NULL) K_(count_element)(kind, j->counts, &old, &e, update);
+    if (extras && j->counts != NULL) {
+        const uint32_t stored = residual_size == 0 ? 0 : residual_size == 1 ? 0xFFu : 0xFFFFu;
+        K_(tally)(j->counts, as_u32_(update), e.weight != old.weight, ((e.residual ^ old.residual) & stored) != 0);
+    }
     if (extras && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
 }
 
@@ -6166,27 +6161,22 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
     K_(store8_from16)(code, places);
 }
 
-/* The largest magnitudes of elements [begin, end) of a buffer, as fp32 bits: in each lane some of them. */
-FN_ vu32_ K_(largest)(const float *x, size_t begin, size_t end) {
-    vu32_ largest = isplat_(0);
-    for (; begin < end; begin += LANES_) largest = imax_(largest, K_(abs_u32)(K_(load_f32)(x + begin)));
-    return largest;
-}
-
 /* The scales of n elements of a buffer, from the first one of a block on. Limits elements to what has a code. */
 NOINLINE_FN_ void K_(find_scales)(kopt_byte_ *scale, float *buffer, int square, size_t n) {
     uint32_t lane[LANES_];
-    vu32_ a, b, c, d;
+    vu32_ x[4], even, odd;
     size_t i, k;
     for (i = n; i % PAIR_ != 0; i++) buffer[i] = 0; /* vectors read them */
-    a = K_(largest)(buffer, 0, n < 64 ? n : 64);
-    b = K_(largest)(buffer, 64, n < 128 ? n : 128);
-    c = K_(largest)(buffer, 128, n < 192 ? n : 192);
-    d = K_(largest)(buffer, 192, n);
-    a = imax_(K_(interleave_low)(a, c), K_(interleave_high)(a, c)); /* a c a c */
-    b = imax_(K_(interleave_low)(b, d), K_(interleave_high)(b, d)); /* b d b d */
-    a = imax_(K_(interleave_low)(a, b), K_(interleave_high)(a, b)); /* a b c d */
-    store32_((kopt_byte_ *)lane, K_(largest_part)(a));
+    for (k = 0; k < 4; k++) { /* the largest magnitudes of block k, as fp32 bits: in each lane some of them */
+        const size_t end = n < (k + 1) * KOPT_BLOCK_ ? n : (k + 1) * KOPT_BLOCK_;
+        vu32_ largest = isplat_(0);
+        for (i = k * KOPT_BLOCK_; i < end; i += LANES_) largest = imax_(largest, K_(abs_u32)(K_(load_f32)(buffer + i)));
+        x[k] = largest;
+    }
+    even = imax_(K_(interleave_low)(x[0], x[2]), K_(interleave_high)(x[0], x[2])); /* of blocks 0 2 0 2 */
+    odd = imax_(K_(interleave_low)(x[1], x[3]), K_(interleave_high)(x[1], x[3]));
+    store32_((kopt_byte_ *)lane,
+             K_(largest_part)(imax_(K_(interleave_low)(even, odd), K_(interleave_high)(even, odd)))); /* 0 1 2 3 */
     for (k = 0; k * KOPT_BLOCK_ < n; k++) {
         scale[k] = (kopt_byte_)kopt_exponent_q8_(lane[k], square);
         if (scale[k] == 254)
@@ -6194,45 +6184,32 @@ NOINLINE_FN_ void K_(find_scales)(kopt_byte_ *scale, float *buffer, int square, 
     }
 }
 
-/* Encodes n elements of one block. number, stride: their random numbers; NULL: round to nearest. */
-FN_ void K_(encode_elements)(kopt_byte_ *code, const float *x, vf32_ inverse, int square, int power,
-                             const kopt_byte_ *number, const kopt_byte_ *stride, vu32_ store_number,
-                             const constants_ *c, size_t n) {
-    const vu32_ half = isplat_(0x80008000u);
-    size_t k;
-    for (k = 0; k < n; k += PAIR_) {
-        const vu32_ numbers =
-            number == NULL ? half
-                           : K_(add16)(load32_(number + 2 * k), K_(mul16)(load32_(stride + 2 * k), store_number));
-        K_(encode_pair)(code + k, x + k, inverse, square, power, numbers, c);
-    }
-}
-
-/* number, stride: the random numbers of the tile. */
+/* number, stride: the random numbers of the tile; number is NULL: round to nearest. */
 FN_ void K_(encode_blocks)(kopt_byte_ *code, const kopt_byte_ *scale, float *buffer, int square, int moment,
                            const kopt_byte_ *number, const kopt_byte_ *stride, size_t n) {
     const constants_ c = K_(make_constants)();
     const vu32_ store_number = isplat_hoisted_(((uint32_t)moment + 1) * 0x00010001u);
     kopt_byte_ part[KOPT_BLOCK_];
-    size_t i;
+    size_t i, k;
     for (i = 0; i < n; i += KOPT_BLOCK_) {
         const uint32_t exponent = scale[i / KOPT_BLOCK_], scale_bits = kopt_scale_q8_(exponent);
         const vf32_ inverse = K_(inverse_scale_q8)(scale_bits, square);
         const int folds = kopt_scale_folds_(exponent), power = folds ? (int)exponent - 128 : 0;
         const size_t left = n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_;
-        const kopt_byte_ *const own = number == NULL ? NULL : number + 2 * i;
+        kopt_byte_ *const to = left == KOPT_BLOCK_ ? code + i : part;
         if (kopt_codes_are_zero_(scale_bits)) {
             memset(code + i, 0, left);
             continue;
         }
         if (!square && !folds) K_(multiply)(buffer + i, inverse, left);
-        if (left == KOPT_BLOCK_) {
-            K_(encode_elements)(code + i, buffer + i, inverse, square, power, own, stride + 2 * i, store_number, &c,
-                                KOPT_BLOCK_);
-        } else {
-            K_(encode_elements)(part, buffer + i, inverse, square, power, own, stride + 2 * i, store_number, &c, left);
-            memcpy(code + i, part, left);
+        for (k = 0; k < left; k += PAIR_) {
+            const size_t at = 2 * (i + k);
+            vu32_ numbers = isplat_(0x80008000u);
+            if (number != NULL)
+                numbers = K_(add16)(load32_(number + at), K_(mul16)(load32_(stride + at), store_number));
+            K_(encode_pair)(to + k, buffer + i + k, inverse, square, power, numbers, &c);
         }
+        if (to == part) memcpy(code + i, part, left);
     }
 }
 
@@ -6337,6 +6314,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #ifdef STAGES_ISA_ /* AVX-512 beside AVX2 */
 #define DIRECTIONS_(LINE_) DIRECTIONS_USED_MOST_(LINE_) DIRECTIONS_OF_SET_(LINE_)
 #define COMMITS_ COMMITS_F32_BF16_
+#define OTHER_STAGES_ &KOPT_GLUE_(kopt_stages_, STAGES_ISA_)
 #else
 #define DIRECTIONS_(LINE_) \
     DIRECTIONS_USED_MOST_(LINE_) \
@@ -6344,6 +6322,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(direction_ema, KOPT_RULE_EMA, KOPT_RULE_EMA, 0, KOPT_F32, KOPT_F32, 0) \
     LINE_(direction_any, ANY_, ANY_, ANY_, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_) COMMITS_F32_BF16_(LINE_) LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_)
+#define OTHER_STAGES_ NULL
 #endif
 /* clang-format on */
 
@@ -6355,25 +6334,21 @@ FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? va
 #define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second, line_feedback) \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                 \
         kopt_kind_ kind = t->kind;                                                               \
-        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                      \
-        const int first = K_(one_of)((int)kind.first, line_first, line_first);                   \
-        const int second = K_(one_of)((int)kind.second, line_second, line_second);               \
-        kind.rule = (kopt_rule)rule;                                                             \
-        kind.first = (kopt_format)first;                                                         \
-        kind.second = (kopt_format)second;                                                       \
+        kind.rule = (kopt_rule)K_(one_of)((int)kind.rule, line_rule, other_rule);                \
+        kind.first = (kopt_format)K_(one_of)((int)kind.first, line_first, line_first);           \
+        kind.second = (kopt_format)K_(one_of)((int)kind.second, line_second, line_second);       \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                            \
         kind.feedback = K_(one_of)(kind.feedback, line_feedback, line_feedback);                 \
         K_(direction_tile)(t, kind, ((line_first) == (line_second)) * ORDER_(line_first));       \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding, other_rounding)                             \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                            \
-        kopt_kind_ kind = t->kind;                                                          \
-        const int rounding = K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
-        kind.weight = line_format;                                                          \
-        kind.rounding = (kopt_rounding)rounding;                                            \
-        K_(commit_tile)(t, kind);                                                           \
+#define LINE_(name, line_format, line_rounding, other_rounding)                                       \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                      \
+        kopt_kind_ kind = t->kind;                                                                    \
+        kind.weight = line_format;                                                                    \
+        kind.rounding = (kopt_rounding)K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
+        K_(commit_tile)(t, kind);                                                                     \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -6445,22 +6420,10 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
 
 static void K_(convert)(const kopt_conversion_ *c);
 
-static const kopt_stages_ K_(stages) = {PAIR_,
-                                        ORDER_(KOPT_BF16) != 0,
-                                        K_(fill_random_tile),
-                                        K_(decode_tile),
-                                        K_(find_scales),
-                                        K_(encode_tile),
-                                        K_(load_weight_tile),
-                                        K_(find_stages),
-                                        K_(update_tile),
-                                        K_(convert),
-#ifdef STAGES_ISA_
-                                        &KOPT_GLUE_(kopt_stages_, STAGES_ISA_)
-#else
-                                        NULL
-#endif
-};
+static const kopt_stages_ K_(stages) = {
+    PAIR_,           ORDER_(KOPT_BF16) != 0, K_(fill_random_tile), K_(decode_tile), K_(find_scales),
+    K_(encode_tile), K_(load_weight_tile),   K_(find_stages),      K_(update_tile), K_(convert),
+    OTHER_STAGES_};
 
 #ifdef SPECIALIZED_
 /* ---- specialized loops ---- */
@@ -7059,6 +7022,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #undef ANY_
 #undef COMMITS_
 #undef COMMITS_F32_BF16_
+#undef OTHER_STAGES_
 #undef DIRECTIONS_
 #undef DIRECTIONS_OF_SET_
 #undef DIRECTIONS_USED_MOST_
