@@ -2529,7 +2529,7 @@ typedef struct kopt_stages_ {
     void (*find_scales)(kopt_byte_ *, float *, int, size_t);
     void (*encode)(kopt_byte_ *, const kopt_byte_ *, float *, int, int, kopt_rounding, const kopt_random_tile_ *,
                    size_t);
-    void (*load_weights)(kopt_tile_ *);
+    void (*load_weights)(kopt_byte_ *, kopt_byte_ *, const kopt_kind_ *, size_t, float *, float *);
     int (*find)(const kopt_kind_ *, kopt_stage_ **, kopt_stage_ **);
     void (*update)(kopt_tile_ *);
     void (*convert)(const kopt_conversion_ *);
@@ -3847,7 +3847,6 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 #define load32_ K_(load32)
 #define load16_ K_(load16)
 #define store32_ K_(store32)
-#define store16_ K_(store16)
 #define widen_fp16_ K_(widen_fp16)
 #define narrow_fp16_ K_(narrow_fp16)
 #define imax_ K_(imax)
@@ -3895,7 +3894,7 @@ FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return ((uint32_t)*p ^ 0x80u) - 0x80u; } /* sign-extends */
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
 static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16((kopt_fp16)a); }
 static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
@@ -4075,7 +4074,7 @@ FN_ vu32_ K_(load8)(const kopt_byte_ *p) { /* each byte four times in its word; 
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return _mm_unpacklo_epi8(K_(load64)(p), isplat_(0)); }
 /* Arithmetic shifts, so that packs does not saturate. */
 FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, K_(pack_high16)(shl_(a, 16), a)); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { K_(store64)(p, K_(pack_high16)(shl_(a, 16), a)); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store64)(p, _mm_packus_epi16(a, a));
@@ -4103,7 +4102,7 @@ FN_ void K_(store_part)(kopt_byte_ *p, K_(part) a) { PART_(storeu_si)((K_(part) 
 FN_ __m128i K_(low_part)(vu32_ a) { return _mm256_castsi256_si128(a); }
 FN_ __m128i K_(high_part)(vu32_ a) { return _mm256_extracti128_si256(a, 1); }
 FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low_part)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store_part)(p, K_(low_part)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
@@ -4133,7 +4132,7 @@ FN_ __m256d K_(load_f64)(const kopt_byte_ *p) { /* without _mm_loadu_ps, which g
 FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
 FN_ __m256i K_(high_part)(vu32_ a) { return _mm512_extracti64x4_epi64(a, 1); }
 FN_ __m256i K_(narrow16)(vu32_ a) { return _mm512_cvtepi32_epi16(a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
 FN_ __m256i K_(part_fp16)(vf32_ a) { return _mm512_maskz_cvtps_ph(0xFFFFu, a, 0); } /* 0: to nearest even */
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
@@ -4325,7 +4324,7 @@ FN_ vu32_ K_(load8)(const kopt_byte_ *p) {
 }
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return WORDS_(vmovl_u8(vld1_u8(p))); }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, (uint8x16_t)a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
@@ -4405,7 +4404,7 @@ FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) {
     return WORDS_(SHUFFLE_(a, a, 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { *(K_(unaligned128) *)p = a; }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) {
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) {
     const K_(u16) x = AS_(u16, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 0, 2, 4, 6);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
@@ -4585,7 +4584,7 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
     if (size == 4)
         store32_(to, a);
     else if (size == 2)
-        store16_(to, a);
+        K_(store16)(to, a);
 #ifdef ONE_LANE_
     else
         K_(store8)(to, a);
@@ -4855,14 +4854,10 @@ FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
 }
 
 #ifndef FP16_
-/* round_fp16_: x rounded to fp16, and *stored = its 16 bits. */
 FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
 FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
-#ifdef ONE_LANE_
-    *stored = K_(round_nearest16)(x, KOPT_FP16); /* a NaN becomes the canonical one; vectors hand it to scalar code */
-#else
-    *stored = narrow_fp16_(x);
-#endif
+    /* in one lane a NaN becomes the canonical one; vectors hand it to scalar code */
+    *stored = LANES_ == 1 ? K_(round_nearest16)(x, KOPT_FP16) : narrow_fp16_(x);
     return widen_fp16_(*stored);
 }
 #endif
@@ -6392,10 +6387,6 @@ NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, con
     }
 }
 
-NOINLINE_FN_ void K_(load_weight_tile)(kopt_tile_ *t) {
-    K_(load_weights)(t->job.weight, t->job.residual, &t->kind, t->job.end, t->w, t->compensation);
-}
-
 /* Replaces x by the update of each weight, with Lookahead if the step synchronizes the slow weights of Ranger. */
 NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
@@ -6422,7 +6413,7 @@ static void K_(convert)(const kopt_conversion_ *c);
 
 static const kopt_stages_ K_(stages) = {
     PAIR_,           ORDER_(KOPT_BF16) != 0, K_(fill_random_tile), K_(decode_tile), K_(find_scales),
-    K_(encode_tile), K_(load_weight_tile),   K_(find_stages),      K_(update_tile), K_(convert),
+    K_(encode_tile), K_(load_weights),       K_(find_stages),      K_(update_tile), K_(convert),
     OTHER_STAGES_};
 
 #ifdef SPECIALIZED_
@@ -7010,7 +7001,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #undef load32_
 #undef load16_
 #undef store32_
-#undef store16_
 #undef widen_fp16_
 #undef narrow_fp16_
 #undef imax_
@@ -7350,7 +7340,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     const kopt_begun_ *const s = j->step;
     const int general = s->sync || j->counts != NULL, moments_only = s->moments_only;
     t->is_loaded = general || t->kind.rule == KOPT_RULE_EMA || t->kind.feedback || kopt_as_u32_(j->l2) << 1 != 0;
-    if (t->is_loaded) (stages->load_weights)(t);
+    if (t->is_loaded) (stages->load_weights)(j->weight, j->residual, &t->kind, j->end, t->w, t->compensation);
     t->direction(t);
     if (t->finds_scales) kopt_find_scales_(stages, t, j->end); /* here, so that they overlap with the next stage */
     if (general)
