@@ -2531,7 +2531,7 @@ typedef struct kopt_stages_ {
     void (*find_scales)(kopt_byte_ *, float *, int, size_t);
     void (*encode)(kopt_byte_ *, const kopt_byte_ *, float *, int, int, kopt_rounding, const kopt_random_tile_ *,
                    size_t);
-    void (*load_weights)(kopt_tile_ *);
+    void (*load_weights)(kopt_byte_ *, kopt_byte_ *, const kopt_kind_ *, size_t, float *, float *);
     int (*find)(const kopt_kind_ *, kopt_stage_ **, kopt_stage_ **);
     void (*update)(kopt_tile_ *);
     void (*convert)(const kopt_conversion_ *);
@@ -3710,17 +3710,15 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
    vu32_                     LANES_ lanes of uint32_t, or 2 * LANES_ halves: half 2 * i is the lower one of lane i
    vmask_                    LANES_ truth values
 
-   Floats. add_ to masked_sub_ round once, to nearest even. They and as_u32_ are opaque to gcc and clang: no flag can
+   Floats. add_ to sqrt_ round once, to nearest even. They and as_u32_ are opaque to gcc and clang: no flag can
    fuse, reorder or approximate them.
    splat_(x)                 x, a float: broadcast
    add_ sub_ mul_ div_(a, b) a + b, a - b, a * b, a / b
    sqrt_(a)                  square root
-   masked_sub_(m, a, b)      m ? a - b : b (MASKED_SUB_)
    flush_(a)                 a, but +0 if |a| < 2^-126, and 0x7FFFFFFF for every NaN (FLUSH_)
    min_ max_(a, b)           minimum, maximum; at most one of a and b is negative (MIN_MAX_). The ISA decides which
                              of 0 and -0 is less. If a NaN has the sign bit 0, min_(NaN, b) is b and max_(a, NaN) is
                              NaN. For any NaN, at least one of min_(a, b) and max_(b, a) is NaN
-   unordered_(a, b)          mask: is a or b a NaN? Made by KERNELS
    as_u32_(a) as_f32_(a)     bitcast from float to uint32_t, from uint32_t to float
    round_u32_(a)             float to integer, to nearest even; 0 <= a < 2^31
    convert_f32_(a)           int32_t to float, to nearest even
@@ -3771,7 +3769,7 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
    unpack_low16_ _high16_(a) halves 0 .. LANES_ - 1, halves LANES_ .. 2 * LANES_ - 1, zero-extended to words
    bf16_low_ bf16_high_(a)   the same halves as bf16, widened to float
    pack_high16_(a, b)        the upper halves of all lanes of a, then those of b: narrows two vectors
-   interleave_high16_(a, b)  half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b (SPECIALIZED_)
+   interleave_high16_(a, b)  half 2 * i is the upper half of lane i of a, half 2 * i + 1 that of b (REORDER_)
    load8_to16_(p)            loads 2 * LANES_ bytes, zero-extended to halves
    store8_from16_(p, a)      stores the lower 8 bits of each half: 2 * LANES_ bytes
 
@@ -3841,7 +3839,6 @@ KOPT_API_ kopt_result kopt_step_range(const kopt_step *step, const kopt_tensor *
 #define load32_ K_(load32)
 #define load16_ K_(load16)
 #define store32_ K_(store32)
-#define store16_ K_(store16)
 #define widen_fp16_ K_(widen_fp16)
 #define narrow_fp16_ K_(narrow_fp16)
 #define imax_ K_(imax)
@@ -3889,7 +3886,7 @@ FN_ vu32_ load32_(const kopt_byte_ *p) { return kopt_load32_(p); }
 FN_ vu32_ load16_(const kopt_byte_ *p) { return kopt_load16_(p); }
 FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return ((uint32_t)*p ^ 0x80u) - 0x80u; } /* sign-extends */
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { kopt_store32_(p, a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { kopt_store16_(p, a); }
 FN_ void K_(store8)(kopt_byte_ *p, vu32_ a) { *p = (kopt_byte_)(a & 0xFFu); }
 static KOPT_NOINLINE_ vf32_ widen_fp16_(vu32_ a) { return kopt_f32_from_fp16((kopt_fp16)a); }
 static KOPT_NOINLINE_ vu32_ narrow_fp16_(vf32_ a) { return kopt_fp16_from_f32(a); }
@@ -3909,6 +3906,7 @@ FN_ vu32_ K_(block_of_lane)(void) { return 0; }
 #define SI_(name_si) _mm_##name_si##128
 typedef __m128 vf32_;
 typedef __m128i vu32_, vmask_;
+FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_
 #define ISA_ avx2
 #define ISA_TARGET_ KOPT_TARGET_("avx2,f16c")
@@ -3922,6 +3920,7 @@ typedef __m256 vf32_;
 typedef __m256i vu32_, vmask_;
 typedef __m128i K_(part); /* half a vector */
 typedef __m256d K_(f64);
+FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
 #else
 #define ISA_ avx512
 /* evex512 against -mno-evex512, which zig cc passes: the compilers that have that flag know it. */
@@ -3937,7 +3936,6 @@ typedef __m256d K_(f64);
 #define STAGES_ISA_ avx2
 #define CONVERT_ISA_ avx2
 #endif
-#define MASKED_SUB_ 1
 #define LOADS_EXTEND_ 1
 #define RUNS_AHEAD_ 1 /* elsewhere the test costs SGD a tenth, and there is nothing to gain */
 #define LOOPS_HAVE_L2_ 1
@@ -3949,6 +3947,7 @@ typedef __m512i vu32_;
 typedef __mmask16 vmask_;
 typedef __m256i K_(part);
 typedef __m512d K_(f64);
+FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 #endif
 #define MIN_MAX_ 1
 
@@ -4004,11 +4003,7 @@ FN_ vu32_ as_u32_(vf32_ a) { /* opaque: see kopt_as_u32_ */
 FN_ vu32_ K_(round_u32)(vf32_ a) { return MM_(cvtps_epi32)(a); }
 FN_ vf32_ convert_f32_(vu32_ a) { return MM_(cvtepi32_ps)(a); }
 FN_ vu32_ isplat_(uint32_t a) { return MM_(set1_epi32)((int)a); }
-FN_ vu32_ isplat_hoisted_(uint32_t a) {
-    vu32_ r = isplat_(a);
-    OPAQUE_(r);
-    return r;
-}
+FN_ vu32_ isplat_hoisted_(uint32_t a) { return as_u32_(as_f32_(isplat_(a))); }
 FN_ vu32_ iadd_(vu32_ a, vu32_ b) { return MM_(add_epi32)(a, b); }
 FN_ vu32_ isub_(vu32_ a, vu32_ b) { return MM_(sub_epi32)(a, b); }
 FN_ vu32_ and_(vu32_ a, vu32_ b) { return SI_(and_si)(a, b); }
@@ -4055,7 +4050,6 @@ FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm256_blendv_epi8(no,
 
 #if KOPT_PASS_ == KOPT_PASS_SSE2_
 FN_ vu32_ K_(largest_part)(vu32_ a) { return a; }
-FN_ vf32_ as_f32_(vu32_ a) { return _mm_castsi128_ps(a); }
 FN_ vf32_ splat_(float x) { return as_f32_(isplat_(kopt_as_u32_(x))); }
 FN_ vu32_ K_(load64)(const kopt_byte_ *p) { return _mm_loadl_epi64((const __m128i *)p); }
 FN_ void K_(store64)(kopt_byte_ *p, vu32_ a) { _mm_storel_epi64((__m128i *)p, a); }
@@ -4072,7 +4066,7 @@ FN_ vu32_ K_(load8)(const kopt_byte_ *p) { /* each byte four times in its word; 
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return _mm_unpacklo_epi8(K_(load64)(p), isplat_(0)); }
 /* Arithmetic shifts, so that packs does not saturate. */
 FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return _mm_packs_epi32(_mm_srai_epi32(a, 16), _mm_srai_epi32(b, 16)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store64)(p, K_(pack_high16)(shl_(a, 16), a)); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { K_(store64)(p, K_(pack_high16)(shl_(a, 16), a)); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store64)(p, _mm_packus_epi16(a, a));
@@ -4100,13 +4094,12 @@ FN_ void K_(store_part)(kopt_byte_ *p, K_(part) a) { PART_(storeu_si)((K_(part) 
 FN_ __m128i K_(low_part)(vu32_ a) { return _mm256_castsi256_si128(a); }
 FN_ __m128i K_(high_part)(vu32_ a) { return _mm256_extracti128_si256(a, 1); }
 FN_ __m128i K_(narrow16)(vu32_ a) { return K_(low_part)(QUARTERS_(_mm256_packus_epi32(a, a), 0x08)); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(and_(a, isplat_(0xFFFF)))); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
     a = and_(a, isplat_(0x00FF00FF));
     K_(store_part)(p, K_(low_part)(QUARTERS_(_mm256_packus_epi16(a, a), 0x08)));
 }
 FN_ __m128i K_(part_fp16)(vf32_ a) { return _mm256_cvtps_ph(a, 0); } /* 0: to nearest even */
-FN_ vf32_ as_f32_(vu32_ a) { return _mm256_castsi256_ps(a); }
 FN_ vu32_ K_(load8)(const kopt_byte_ *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 FN_ vf32_ K_(bf16_low)(vu32_ a) { return as_f32_(_mm256_unpacklo_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
 FN_ vf32_ K_(bf16_high)(vu32_ a) { return as_f32_(_mm256_unpackhi_epi16(isplat_(0), QUARTERS_(a, 0xD8))); }
@@ -4131,21 +4124,15 @@ FN_ __m256d K_(load_f64)(const kopt_byte_ *p) { /* without _mm_loadu_ps, which g
 FN_ __m256i K_(low_part)(vu32_ a) { return _mm512_castsi512_si256(a); }
 FN_ __m256i K_(high_part)(vu32_ a) { return _mm512_extracti64x4_epi64(a, 1); }
 FN_ __m256i K_(narrow16)(vu32_ a) { return _mm512_cvtepi32_epi16(a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, K_(narrow16)(a)); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { K_(store_part)(p, _mm512_cvtepi16_epi8(a)); }
 FN_ __m256i K_(part_fp16)(vf32_ a) { return _mm512_maskz_cvtps_ph(0xFFFFu, a, 0); } /* 0: to nearest even */
-FN_ vf32_ as_f32_(vu32_ a) { return _mm512_castsi512_ps(a); }
 FN_ vmask_ igt_(vu32_ a, vu32_ b) { return _mm512_cmpgt_epi32_mask(a, b); }
 FN_ vmask_ ieq_(vu32_ a, vu32_ b) { return _mm512_cmpeq_epi32_mask(a, b); }
 FN_ vmask_ K_(mask_or)(vmask_ a, vmask_ b) { return (vmask_)(a | b); }
 FN_ int any_true_(vmask_ a) { return a != 0; }
 FN_ vu32_ select_(vmask_ m, vu32_ yes, vu32_ no) { return _mm512_mask_blend_epi32(m, no, yes); }
 FN_ vu32_ select_or_zero_(vmask_ m, vu32_ a) { return _mm512_maskz_mov_epi32(m, a); }
-FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) {
-    vf32_ r = _mm512_mask_sub_ps(b, m, a, b);
-    OPAQUE_(r);
-    return r;
-}
 FN_ vu32_ K_(flush16)(vu32_ a, vu32_ exponent) {
     return _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(a, exponent), a);
 }
@@ -4329,11 +4316,10 @@ FN_ vu32_ K_(load8)(const kopt_byte_ *p) {
 }
 FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) { return WORDS_(vmovl_u8(vld1_u8(p))); }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { vst1q_u8(p, (uint8x16_t)a); }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) { vst1_u8(p, (uint8x8_t)vmovn_u32(a)); }
 FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) { vst1_u8(p, vmovn_u16(AS_(u16, a))); }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return vzip1q_u32(a, b); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return vzip2q_u32(a, b); }
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return select_(isplat_(0xFFFF0000u), odd, even >> 16); }
 FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) { return WORDS_(vuzp2q_u16(AS_(u16, a), AS_(u16, b))); }
 FN_ vu32_ K_(unpack_low16)(vu32_ a) { return vmovl_u16(vget_low_u16(AS_(u16, a))); }
 FN_ vu32_ K_(unpack_high16)(vu32_ a) { return vmovl_high_u16(AS_(u16, a)); }
@@ -4410,7 +4396,7 @@ FN_ vu32_ K_(load8_to16)(const kopt_byte_ *p) {
     return WORDS_(SHUFFLE_(a, a, 0, 8, 1, 8, 2, 8, 3, 8, 4, 8, 5, 8, 6, 8, 7, 8));
 }
 FN_ void store32_(kopt_byte_ *p, vu32_ a) { *(K_(unaligned128) *)p = a; }
-FN_ void store16_(kopt_byte_ *p, vu32_ a) {
+FN_ void K_(store16)(kopt_byte_ *p, vu32_ a) {
     const K_(u16) x = AS_(u16, a), r = SHUFFLE_(x, x, 0, 2, 4, 6, 0, 2, 4, 6);
     *(K_(unaligned64) *)p = AS_(u64, r)[0];
 }
@@ -4420,7 +4406,6 @@ FN_ void K_(store8_from16)(kopt_byte_ *p, vu32_ a) {
 }
 FN_ vu32_ K_(interleave_low)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 0, 4, 1, 5); }
 FN_ vu32_ K_(interleave_high)(vu32_ a, vu32_ b) { return SHUFFLE_(a, b, 2, 6, 3, 7); }
-FN_ vu32_ K_(interleave_high16)(vu32_ even, vu32_ odd) { return (even >> 16) | (odd & isplat_(0xFFFF0000u)); }
 FN_ vu32_ K_(pack_high16)(vu32_ a, vu32_ b) {
     return WORDS_(SHUFFLE_(AS_(u16, a), AS_(u16, b), 1, 3, 5, 7, 9, 11, 13, 15));
 }
@@ -4485,17 +4470,9 @@ FN_ vu32_ xor_(vu32_ a, vu32_ b) { return a ^ b; }
 FN_ vf32_ min_(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(a), as_u32_(b)), as_u32_(b), as_u32_(a))); }
 FN_ vf32_ K_(max)(vf32_ a, vf32_ b) { return as_f32_(select_(igt_(as_u32_(b), as_u32_(a)), as_u32_(b), as_u32_(a))); }
 #endif
-#ifndef MASKED_SUB_
-FN_ vf32_ K_(masked_sub)(vmask_ m, vf32_ a, vf32_ b) { return as_f32_(select_(m, as_u32_(sub_(a, b)), as_u32_(b))); }
-#endif
-
 #ifndef IMAX_
 FN_ vu32_ imax_(vu32_ a, vu32_ b) { return select_(igt_(a, b), a, b); }
 #endif
-FN_ vmask_ K_(unordered)(vf32_ a, vf32_ b) {
-    const vu32_ all = isplat_(0x7FFFFFFFu), infinity = isplat_(0x7F800000u);
-    return K_(mask_or)(igt_(and_(as_u32_(a), all), infinity), igt_(and_(as_u32_(b), all), infinity));
-}
 
 #ifndef CHECK_UNROUNDED_
 #define CHECK_UNROUNDED_ 0
@@ -4599,7 +4576,7 @@ FN_ void K_(store_n)(kopt_byte_ *p, size_t size, size_t n, vu32_ a) {
     if (size == 4)
         store32_(to, a);
     else if (size == 2)
-        store16_(to, a);
+        K_(store16)(to, a);
 #ifdef ONE_LANE_
     else
         K_(store8)(to, a);
@@ -4869,14 +4846,10 @@ FN_ vu32_ K_(round_nearest16)(vf32_ x, kopt_format format) {
 }
 
 #ifndef FP16_
-/* round_fp16_: x rounded to fp16, and *stored = its 16 bits. */
 FN_ vf32_ K_(load_fp16)(const kopt_byte_ *p) { return widen_fp16_(load16_(p)); }
 FN_ vf32_ K_(round_fp16)(vf32_ x, vu32_ *stored) {
-#ifdef ONE_LANE_
-    *stored = K_(round_nearest16)(x, KOPT_FP16); /* a NaN becomes the canonical one; vectors hand it to scalar code */
-#else
-    *stored = narrow_fp16_(x);
-#endif
+    /* in one lane a NaN becomes the canonical one; vectors hand it to scalar code */
+    *stored = LANES_ == 1 ? K_(round_nearest16)(x, KOPT_FP16) : narrow_fp16_(x);
     return widen_fp16_(*stored);
 }
 #endif
@@ -4971,13 +4944,11 @@ NOINLINE_FN_ vf32_ K_(vmath_exp)(vf32_ x, vf32_ d) {
     const vf32_ t = add_(mul_(a, splat_(1.44269504f)), magic), k = sub_(t, magic);
     const vf32_ r0 = sub_(a, mul_(k, splat_(0.693359375f))), c = sub_(d, mul_(k, splat_(-0.000212194440f)));
     const vf32_ r = add_(r0, c), r_error = add_(sub_(r0, r), c), high = add_(one, r), low = sub_(r, sub_(high, one));
-    const vf32_ p = add_(mul_(mul_(r, r), horner_(r, 0.5f,
-                                                  horner4_(r, 0.166666672f, 0.0416664518f, 0.00833319779f,
-                                                           0.00139361445f, splat_(0.000199533533f)))),
-                         r_error);
+    const vf32_ p = horner4_(r, 0.166666672f, 0.0416664518f, 0.00833319779f, 0.00139361445f, splat_(0.000199533533f));
+    const vf32_ tail = add_(mul_(mul_(r, r), horner_(r, 0.5f, p)), r_error);
     const vu32_ i = iadd_(isub_(as_u32_(t), as_u32_(magic)), isplat_(512)), i1 = shr_(i, 1), i2 = isub_(i, i1);
     /* 2^k as two factors, so that a subnormal result is rounded only once. */
-    vf32_ y = mul_(add_(high, add_(low, p)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23)));
+    vf32_ y = mul_(add_(high, add_(low, tail)), as_f32_(shl_(isub_(i1, isplat_(256 - 127)), 23)));
     y = mul_(y, as_f32_(shl_(isub_(i2, isplat_(256 - 127)), 23)));
     return blend_(igt_(and_(as_u32_(x), isplat_(0x7FFFFFFFu)), isplat_(0x7F800000u)), as_f32_(isplat_(0x7FC00000u)), y);
 }
@@ -4993,10 +4964,8 @@ NOINLINE_FN_ vf32_ K_(vmath_log)(vf32_ x) {
     const vf32_ f = sub_(as_f32_(iadd_(and_(u, isplat_(0x007FFFFFu)), isplat_(0x3F3504F3u))), splat_(1.0f));
     const vf32_ k = convert_f32_(isub_(shr_(u, 23), select_(tiny, isplat_(127 + 23), isplat_(127))));
     const vf32_ s = div_(f, add_(splat_(2.0f), f)), z = mul_(s, s), half = mul_(mul_(f, f), splat_(0.5f));
-    const vf32_ r = sub_(
-        mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f,
-                                           horner_(z, 0.400008112f, horner_(z, 0.285134971f, splat_(0.239589244f))))))),
-        half);
+    const vf32_ p = horner_(z, 0.400008112f, horner_(z, 0.285134971f, splat_(0.239589244f)));
+    const vf32_ r = sub_(mul_(s, add_(half, mul_(z, horner_(z, 0.666666627f, p)))), half);
     const vf32_ a = mul_(k, splat_(0.693359375f)), high = add_(a, f), low = sub_(f, sub_(high, a));
     vf32_ y = add_(high, add_(low, add_(mul_(k, splat_(-0.000212194440f)), r)));
     y = blend_(igt_(bits, isplat_(0x7F7FFFFFu)), x, y);                   /* +infinity, NaN */
@@ -5008,11 +4977,9 @@ NOINLINE_FN_ vf32_ K_(vmath_log)(vf32_ x) {
 NOINLINE_FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
     const vf32_ a = abs_(x), z = mul_(a, a), one = splat_(1.0f),
                 q = K_(vmath_exp)(mul_(a, splat_(-2.0f)), splat_(0.0f));
-    const vf32_ below =
-        add_(a, mul_(mul_(a, z), horner_(z, -0.333333313f,
-                                         horner_(z, 0.133332387f,
-                                                 horner4_(z, -0.0539542474f, 0.0217733867f, -0.00850884989f,
-                                                          0.0028497458f, splat_(-0.000569574651f))))));
+    const vf32_ p =
+        horner4_(z, -0.0539542474f, 0.0217733867f, -0.00850884989f, 0.0028497458f, splat_(-0.000569574651f));
+    const vf32_ below = add_(a, mul_(mul_(a, z), horner_(z, -0.333333313f, horner_(z, 0.133332387f, p))));
     /* 1 + q = d + d_error; 2 q / (1 + q) = w - correction = w - w d_error / d, with 1 / d = 1 - w / 2. */
     const vf32_ d = add_(one, q), d_error = sub_(q, sub_(d, one)), w = div_(mul_(q, splat_(2.0f)), d);
     const vf32_ high = sub_(one, w), correction = mul_(mul_(w, d_error), sub_(one, mul_(w, splat_(0.5f))));
@@ -5023,24 +4990,18 @@ NOINLINE_FN_ vf32_ K_(vmath_tanh)(vf32_ x) {
 
 /* erf(x) = x + x P(x^2) for 0 <= x < 1. */
 FN_ vf32_ K_(vmath_erf_below_1)(vf32_ x) {
-    const vf32_ z = mul_(x, x);
-    return add_(x, mul_(x, horner_(z, 0.128379166f,
-                                   horner_(z, -0.376126349f,
-                                           horner_(z, 0.112837434f,
-                                                   horner4_(z, -0.0268635508f, 0.00521640619f, -0.000842323236f,
-                                                            0.000108587818f, splat_(-8.57798841e-06f)))))));
+    const vf32_ z = mul_(x, x), p = horner_(z, 0.000108587818f, splat_(-8.57798841e-06f));
+    const vf32_ q = horner4_(z, 0.112837434f, -0.0268635508f, 0.00521640619f, -0.000842323236f, p);
+    return add_(x, mul_(x, horner_(z, 0.128379166f, horner_(z, -0.376126349f, q))));
 }
 
 /* erfcx(y) = e^(y^2) erfc(y) = P(t) / (1 + 2 y) with t = (y - 2) / (y + 2), for 0 <= y < 10.9. */
 FN_ vf32_ K_(vmath_erfcx)(vf32_ y) {
     const vf32_ two = splat_(2.0f), t = div_(sub_(y, two), add_(y, two));
-    return div_(horner_(t, 1.27697837f,
-                        horner_(t, -0.0927638113f,
-                                horner_(t, -0.166030198f,
-                                        horner4_(t, 0.164050832f, -0.0542211086f, -0.00802993868f, 0.00872326922f,
-                                                 horner4_(t, 0.00125348219f, -0.00144877564f, -0.000410605775f,
-                                                          0.000190243765f, splat_(9.18475271e-05f)))))),
-                add_(splat_(1.0f), mul_(two, y)));
+    vf32_ p = horner_(t, -0.000410605775f, horner_(t, 0.000190243765f, splat_(9.18475271e-05f)));
+    p = horner4_(t, -0.00802993868f, 0.00872326922f, 0.00125348219f, -0.00144877564f, p);
+    p = horner4_(t, -0.0927638113f, -0.166030198f, 0.164050832f, -0.0542211086f, p);
+    return div_(horner_(t, 1.27697837f, p), add_(splat_(1.0f), mul_(two, y)));
 }
 
 /* erfc(y) = e^(-y^2) erfcx(y) for y >= 0, with y^2 in two parts. */
@@ -5075,13 +5036,11 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     const vu32_ v = as_u32_(ay), u = as_u32_(ax), x_sign = xor_(u, as_u32_(x)), zero = isplat_(0);
     const vmask_ swap = igt_(v, u), nan = K_(mask_or)(igt_(v, isplat_(0x7F800000u)), igt_(u, isplat_(0x7F800000u)));
     const vu32_ largest = select_(swap, v, u), q_sign = xor_(x_sign, select_(swap, isplat_(0x80000000u), zero));
-    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, high, low;
+    vf32_ q = div_(blend_(swap, ax, ay), as_f32_(largest)), z, p, high, low;
     z = mul_(q, q);
-    q = add_(q, mul_(mul_(q, z), horner_(z, -0.333333313f,
-                                         horner_(z, 0.199998975f,
-                                                 horner4_(z, -0.14283745f, 0.110914007f, -0.0897195861f, 0.0722251087f,
-                                                          horner4_(z, -0.0538603701f, 0.0337226987f, -0.0157589912f,
-                                                                   0.004706142f, splat_(-0.000659056939f)))))));
+    p = horner4_(z, -0.0538603701f, 0.0337226987f, -0.0157589912f, 0.004706142f, splat_(-0.000659056939f));
+    p = horner4_(z, -0.14283745f, 0.110914007f, -0.0897195861f, 0.0722251087f, p);
+    q = add_(q, mul_(mul_(q, z), horner_(z, -0.333333313f, horner_(z, 0.199998975f, p))));
     q = blend_(ieq_(v, u), as_f32_(isplat_(0x3F490FDBu)), q); /* |y| = |x|: pi/4, also if both are infinite */
     q = blend_(ieq_(largest, zero), as_f32_(zero), q);        /* both are 0 */
     /* high + low is pi/2, 0 or pi */
@@ -5092,34 +5051,32 @@ FN_ vf32_ K_(vmath_atan2)(vf32_ y, vf32_ x) {
     return blend_(nan, as_f32_(isplat_(0x7FC00000u)), z);
 }
 
-/* Returns sin(pi f) = 4 f - f P(f^2); *cosine becomes cos(pi f) = 1 + f^2 Q(f^2). |f| <= 1/4. */
-FN_ vf32_ K_(sincospi_quarter)(vf32_ f, vf32_ *cosine) {
+/* Returns the word of sin(pi x); *cosine: that of cos(pi x). x = n/2 + f with |f| <= 1/4. The lower 2 bits of n decide
+   which of sin(pi f) = 4 f - f P(f^2) and cos(pi f) = 1 + f^2 Q(f^2) is the result, and its sign. */
+FN_ vu32_ K_(sincospi_turned)(vu32_ n, vf32_ f, vu32_ *cosine) {
     const vf32_ z = mul_(f, f);
-    *cosine = add_(splat_(1.0f),
-                   mul_(z, horner4_(z, -4.93480206f, 4.05869341f, -1.33446038f, 0.221272752f, splat_(0.0610933602f))));
-    return sub_(mul_(f, splat_(4.0f)),
-                mul_(f, horner4_(z, 0.858407319f, 5.16771889f, -2.55051947f, 0.606866181f, splat_(-0.135735944f))));
+    const vf32_ p = horner4_(z, 0.858407319f, 5.16771889f, -2.55051947f, 0.606866181f, splat_(-0.135735944f));
+    const vf32_ q = horner4_(z, -4.93480206f, 4.05869341f, -1.33446038f, 0.221272752f, splat_(0.0610933602f));
+    const vu32_ s = as_u32_(sub_(mul_(f, splat_(4.0f)), mul_(f, p))), c = as_u32_(add_(splat_(1.0f), mul_(z, q)));
+    const vmask_ even = ieq_(and_(n, isplat_(1)), isplat_(0));
+    *cosine = xor_(select_(even, c, s), shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30));
+    return xor_(select_(even, s, c), shl_(and_(n, isplat_(2)), 30));
 }
 
-/* Returns sin(pi x); *cosine becomes cos(pi x). x = n/2 + f exactly, with |f| <= 1/4: n modulo 4 decides which of the
-   two functions of f is the result, and its sign. A zero sine has the sign of x, a zero cosine is +0. */
+/* Returns sin(pi x); *cosine becomes cos(pi x). A zero sine has the sign of x, a zero cosine is +0. */
 FN_ vf32_ K_(vmath_sincospi)(vf32_ x, vf32_ *cosine) {
     /* Adding 1.5 * 2^23 rounds to an integer, adding 1.5 * 2^33 to a multiple of 2^10. */
     const vf32_ magic = splat_(12582912.0f), magic_1024 = splat_(12884901888.0f);
     const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu)), sign = xor_(as_u32_(x), mag), zero = isplat_(0);
     const vf32_ a = as_f32_(select_(igt_(mag, isplat_(0x4B7FFFFFu)), zero, mag)); /* 2^24 and above are even: like 0 */
     const vf32_ b = sub_(a, sub_(add_(a, magic_1024), magic_1024)), t = add_(add_(b, b), magic);
-    vf32_ c;
-    const vf32_ s = K_(sincospi_quarter)(sub_(b, mul_(sub_(t, magic), splat_(0.5f))), &c);
-    const vu32_ n = as_u32_(t); /* its low bits are those of the integer n */
-    const vmask_ even = ieq_(and_(n, isplat_(1)), zero), special = igt_(mag, isplat_(0x7F7FFFFFu));
-    vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
-    sw = xor_(sw, shl_(and_(n, isplat_(2)), 30));
-    sw = select_(ieq_(and_(sw, isplat_(0x7FFFFFFFu)), zero), sign, xor_(sw, sign));
-    cw = xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30));
-    cw = select_(ieq_(and_(cw, isplat_(0x7FFFFFFFu)), zero), zero, cw);
-    *cosine = as_f32_(select_(special, isplat_(0x7FC00000u), cw));
-    return as_f32_(select_(special, isplat_(0x7FC00000u), sw));
+    const vmask_ special = igt_(mag, isplat_(0x7F7FFFFFu));
+    /* the low bits of t are those of the integer n; b - n/2 is exact */
+    vu32_ c, s = K_(sincospi_turned)(as_u32_(t), sub_(b, mul_(sub_(t, magic), splat_(0.5f))), &c);
+    s = select_(ieq_(and_(s, isplat_(0x7FFFFFFFu)), zero), sign, xor_(s, sign));
+    c = select_(ieq_(and_(c, isplat_(0x7FFFFFFFu)), zero), zero, c);
+    *cosine = as_f32_(select_(special, isplat_(0x7FC00000u), c));
+    return as_f32_(select_(special, isplat_(0x7FC00000u), s));
 }
 
 /* ---- functions from 16 bits to 16 bits ---- */
@@ -5173,15 +5130,15 @@ FN_ vf32_ K_(normal_cdf)(vf32_ x, vf32_ q) {
 
 /* f(x), given the result q of the function and, for SOFTPLUS, l = log(1 + q). */
 FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
-    const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, 200.0f); /* finite: bounded * 0 is 0, not NaN */
-    const vu32_ mag = and_(as_u32_(x), isplat_(0x7FFFFFFFu));
-    const vmask_ negative = igt_(isplat_(0), as_u32_(x));
     const int gelu_tanh = f == KOPT_FN_GELU_TANH || f == KOPT_GELU_TANH_SLOPE_;
+    const vf32_ one = splat_(1.0f), bounded = K_(clamp_abs)(x, gelu_tanh ? 12.0f : 200.0f); /* bounded * 0 is 0 */
+    const vu32_ mag = K_(abs_u32)(x);
+    const vmask_ negative = igt_(isplat_(0), as_u32_(x));
     vf32_ d, r = q, s, v, t;
     if (f == KOPT_FN_EXP || f == KOPT_FN_LOG || f == KOPT_FN_TANH) return r;
     if (f == KOPT_FN_GELU || f == KOPT_GELU_SLOPE_) {
         s = K_(normal_cdf)(x, q);
-        v = mul_(mul_(K_(clamp_abs)(x, 20.0f), splat_(0.398942292f)), q); /* x P'(x) */
+        v = mul_(mul_(bounded, splat_(0.398942292f)), q); /* x P'(x) */
     } else {
         if (gelu_tanh) {
             K_(gelu_tanh_argument)(x, &t);
@@ -5199,13 +5156,9 @@ FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
             r = blend_(ieq_(as_u32_(d), as_u32_(one)), q, div_(mul_(l, q), sub_(d, one)));
             r = add_(r, blend_(negative, splat_(0.0f), x));
         }
-        if (gelu_tanh) {
-            v = mul_(mul_(s, v), K_(clamp_abs)(x, 12.0f));
-            t = K_(clamp_abs)(x, 12.0f);
-            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(t, t), splat_(0.214064449f)))); /* g' = c1 + 3 c3 x^2 */
-        } else {
-            v = mul_(mul_(s, v), bounded);
-        }
+        v = mul_(mul_(s, v), bounded);
+        if (gelu_tanh) /* g' = c1 + 3 c3 x^2 */
+            v = mul_(v, add_(splat_(1.59576917f), mul_(mul_(bounded, bounded), splat_(0.214064449f))));
     }
     if (f == KOPT_FN_SIGMOID) r = s;
     if (f == KOPT_FN_SILU || f == KOPT_FN_GELU || f == KOPT_FN_GELU_TANH) {
@@ -5223,15 +5176,12 @@ FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
     return blend_(igt_(mag, isplat_(0x7F800000u)), x, r);
 }
 
-/* The result of the function whose argument is map_argument(). */
-FN_ vf32_ K_(map_function)(int f, vf32_ x) {
-    if (f == KOPT_FN_LOG) return K_(vmath_log)(x);
-    return f == KOPT_FN_TANH ? K_(vmath_tanh)(x) : K_(vmath_exp)(x, splat_(0));
-}
-
 /* f(x) correctly rounded to 16 bits, for a 16-bit x. */
 FN_ vu32_ K_(map16)(int f, kopt_format format, vu32_ x) {
-    const vf32_ wide = K_(widen)(x, format), q = K_(map_function)(f, K_(map_argument)(f, wide));
+    const vf32_ wide = K_(widen)(x, format), a = K_(map_argument)(f, wide);
+    const vf32_ q = f == KOPT_FN_LOG    ? K_(vmath_log)(a)
+                    : f == KOPT_FN_TANH ? K_(vmath_tanh)(a)
+                                        : K_(vmath_exp)(a, splat_(0));
     const vf32_ l = f == KOPT_FN_SOFTPLUS ? K_(vmath_log)(add_(q, splat_(1.0f))) : q;
     const int row = 2 * f + (format == KOPT_FP16), last = kopt_map_exception_start_[row + 1];
     vu32_ y = K_(round_nearest16)(K_(map_result)(f, wide, q, l), format);
@@ -5255,29 +5205,28 @@ FN_ vf32_ K_(atan2_positive)(vf32_ y, vf32_ x) {
     const vf32_ a = add_(mul_(add_(z, splat_(1.75760663f)), z), splat_(3.77875996f));
     const vf32_ b = add_(mul_(sub_(z, splat_(3.12811708f)), z), splat_(6.84485292f));
     vf32_ angle = mul_(mul_(mul_(splat_(0.0131872343f), q), sub_(splat_(2.93177509f), z)), mul_(a, b));
-    angle = K_(masked_sub)(igt_(mag, as_u32_(x)), splat_(1.57079637f), angle);
+    angle = blend_(igt_(mag, as_u32_(x)), sub_(splat_(1.57079637f), angle), angle);
     return as_f32_(or_(as_u32_(angle), and_(as_u32_(y), isplat_(0x80000000u))));
 }
 
 #if defined(KAHAN_OPT_SLEEF) && KOPT_PASS_ < KOPT_PASS_CUDA_
 /* SLEEF's functions without FMA ("cinz"): they have the same bits in every width. Unless the flags of the file promise
    wide vectors, clang passes them otherwise than SLEEF expects (LLVM issue 64706): then parts of 128 bits go there. */
-#define SLEEF_VECTOR_ vf32_
 #if KOPT_PASS_ == KOPT_PASS_NEON_
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f4_u##ulp##advsimdnofma
+#define SLEEF_VECTOR_ vf32_
 #elif KOPT_PASS_ == KOPT_PASS_AVX512_ && (defined(KOPT_GCC_) || defined(__AVX512F__))
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f16_u##ulp##avx512fnofma
+#define SLEEF_VECTOR_ vf32_
 #elif KOPT_PASS_ == KOPT_PASS_AVX2_ && (defined(KOPT_GCC_) || defined(__AVX__))
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f8_u##ulp##avx
-#else
-#undef SLEEF_VECTOR_
-#if KOPT_PASS_ == KOPT_PASS_SCALAR_ || KOPT_PASS_ == KOPT_PASS_SIMD128_
+#define SLEEF_VECTOR_ vf32_
+#elif KOPT_PASS_ == KOPT_PASS_SCALAR_ || KOPT_PASS_ == KOPT_PASS_SIMD128_
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f1_u##ulp##purec
 #define SLEEF_VECTOR_ float
 #else
 #define SLEEF_(name, ulp) Sleef_cinz_##name##f4_u##ulp##sse2
 #define SLEEF_VECTOR_ __m128
-#endif
 #endif
 KOPT_EXTERN_ SLEEF_VECTOR_ SLEEF_(exp, 10)(SLEEF_VECTOR_), SLEEF_(log, 10)(SLEEF_VECTOR_),
     SLEEF_(tanh, 10)(SLEEF_VECTOR_), SLEEF_(erf, 10)(SLEEF_VECTOR_), SLEEF_(erfc, 15)(SLEEF_VECTOR_),
@@ -5302,7 +5251,6 @@ FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
 }
 #undef SLEEF_
 #undef SLEEF_VECTOR_
-FN_ vf32_ K_(step_tanh)(vf32_ x) { return K_(function)(KOPT_VMATH_TANH_, x, x); }
 FN_ vf32_ K_(step_atan2)(vf32_ y, vf32_ x) { return K_(function)(KOPT_VMATH_ATAN2_, y, x); }
 #else
 FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
@@ -5315,9 +5263,9 @@ FN_ vf32_ K_(function)(kopt_vmath_kind_ kind, vf32_ x, vf32_ y) {
     default: return K_(vmath_atan2)(x, y);
     }
 }
-FN_ vf32_ K_(step_tanh)(vf32_ x) { return K_(vmath_tanh)(x); }
 FN_ vf32_ K_(step_atan2)(vf32_ y, vf32_ x) { return K_(atan2_positive)(y, x); }
 #endif
+FN_ vf32_ K_(step_tanh)(vf32_ x) { return K_(function)(KOPT_VMATH_TANH_, x, x); }
 
 #if !defined(CORE_ONLY_) && KOPT_PASS_ != KOPT_PASS_CUDA_ /* the rest is about arrays: CUDA has loops of its own */
 
@@ -5332,12 +5280,10 @@ FN_ void K_(box_muller)(vu32_ *x, vu32_ *y) {
     /* near 1, where it counts, log(u + remainder) = log(u) + remainder */
     const vf32_ u = add_(high, low), remainder = sub_(low, sub_(u, high));
     const vf32_ r = sqrt_(mul_(add_(K_(vmath_log)(u), remainder), splat_(-2.0f)));
-    const vu32_ n = shr_(*y, 30), odd = isub_(or_(shl_(*y, 1), isplat_(0x80000001u)), isplat_(0xC0000000u));
-    vf32_ c, s = K_(sincospi_quarter)(mul_(convert_f32_(odd), unit), &c);
-    const vmask_ even = ieq_(and_(n, isplat_(1)), isplat_(0));
-    const vu32_ sw = select_(even, as_u32_(s), as_u32_(c)), cw = select_(even, as_u32_(c), as_u32_(s));
-    *x = as_u32_(mul_(r, as_f32_(xor_(cw, shl_(and_(iadd_(n, isplat_(1)), isplat_(2)), 30)))));
-    *y = as_u32_(mul_(r, as_f32_(xor_(sw, shl_(and_(n, isplat_(2)), 30)))));
+    const vu32_ odd = isub_(or_(shl_(*y, 1), isplat_(0x80000001u)), isplat_(0xC0000000u));
+    vu32_ c, s = K_(sincospi_turned)(shr_(*y, 30), mul_(convert_f32_(odd), unit), &c);
+    *x = as_u32_(mul_(r, as_f32_(c)));
+    *y = as_u32_(mul_(r, as_f32_(s)));
 }
 
 /* n random numbers. The 4 words of a Philox block make 4 of them. */
@@ -5757,14 +5703,6 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void K_(tally)(kopt_counts *counts, vu32_ 
     counts->stuck += still && !residual_moved;
 }
 
-/* Counts the element *e, which was *old before the step. */
-FN_ void K_(count_element)(kopt_kind_ kind, kopt_counts *counts, const element_ *old, const element_ *e, vf32_ update) {
-    const size_t size = kopt_bytes_of_residual_(kind.weight, kind.rounding);
-    K_(tally)
-    (counts, as_u32_(update), e->weight != old->weight,
-     size != 0 && ((e->residual ^ old->residual) & (size == 1 ? 0xFFu : 0xFFFFu)) != 0);
-}
-
 #if KOPT_PASS_ == KOPT_PASS_SCALAR_
 FN_ vu32_ K_(load_at)(const kopt_byte_ *p, size_t i, size_t size) { return K_(load_n)(p + i * size, size, 1); }
 FN_ void K_(store_at)(kopt_byte_ *p, size_t i, size_t size, vu32_ a) { K_(store_n)(p + i * size, size, 1, a); }
@@ -5810,7 +5748,10 @@ FN_ void K_(step_element)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *k
         if (extras && j->copy != NULL)
             K_(store_at)(j->copy, i, kopt_bytes_of_(j->copy_format), K_(encode_copy)(kind, &e, j->copy_format));
     }
-    if (extras && j->counts != NULL) K_(count_element)(kind, j->counts, &old, &e, update);
+    if (extras && j->counts != NULL) {
+        const uint32_t stored = residual_size == 0 ? 0 : residual_size == 1 ? 0xFFu : 0xFFFFu;
+        K_(tally)(j->counts, as_u32_(update), e.weight != old.weight, ((e.residual ^ old.residual) & stored) != 0);
+    }
     if (extras && k->zero_grad) K_(store_at)(j->grad, i, grad_size, 0);
 }
 
@@ -5912,15 +5853,12 @@ typedef struct pair_ {
 
 /* A pair in another order: from and to are 0 or EVEN_ODD_. */
 FN_ pair_ K_(reorder)(pair_ x, int from, int to) {
-    pair_ r = x;
-    if (from == to) return x;
 #ifdef REORDER_
-    if (to != 0)
-        K_(deinterleave)(x.a, x.b, &r.a, &r.b);
-    else
-        K_(interleave)(x.a, x.b, &r.a, &r.b);
+    if (from < to) K_(deinterleave)(x.a, x.b, &x.a, &x.b);
+    if (from > to) K_(interleave)(x.a, x.b, &x.a, &x.b);
 #endif
-    return r;
+    (void)from, (void)to;
+    return x;
 }
 
 /* LANES_ numbers of an fp32 buffer, and two vectors of it. */
@@ -5979,7 +5917,7 @@ FN_ pair_ K_(load_pair)(const kopt_byte_ *p, size_t i, kopt_format format, int o
 
 /* Packs the upper halves of a pair, two to a word, in the order of memory. */
 FN_ vu32_ K_(pack_pair)(vu32_ a, vu32_ b, int order) {
-#ifdef SPECIALIZED_
+#ifdef REORDER_
     if (order != 0) return K_(interleave_high16)(a, b);
 #endif
     (void)order;
@@ -6129,7 +6067,7 @@ FN_ int K_(direction_pair)(const kopt_job_ *j, kopt_kind_ kind, const scalars_ *
     /* A NaN of another format can have bits below those of a bf16: rounding could carry and make it a number. */
     if (kind.grad != kind.weight || (kind.moment_count > 0 && kopt_unbuffered_(kind.first) != kind.weight) ||
         (kind.moment_count > 1 && kopt_unbuffered_(kind.second) != kind.weight)) {
-        if (any_true_(K_(unordered)(x->a, x->b))) return 0;
+        if (any_true_(K_(mask_or)(K_(is_nan)(x->a), K_(is_nan)(x->b)))) return 0;
     }
     if (kind.feedback) {
         const vu32_ stored = K_(flush16)(K_(pack_pair)(a.weight, b.weight, order), c->exponent);
@@ -6210,27 +6148,22 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
     K_(store8_from16)(code, places);
 }
 
-/* The largest magnitudes of elements [begin, end) of a buffer, as fp32 bits: in each lane some of them. */
-FN_ vu32_ K_(largest)(const float *x, size_t begin, size_t end) {
-    vu32_ largest = isplat_(0);
-    for (; begin < end; begin += LANES_) largest = imax_(largest, K_(abs_u32)(K_(load_f32)(x + begin)));
-    return largest;
-}
-
 /* The scales of n elements of a buffer, from the first one of a block on. Limits elements to what has a code. */
 NOINLINE_FN_ void K_(find_scales)(kopt_byte_ *scale, float *buffer, int square, size_t n) {
     uint32_t lane[LANES_];
-    vu32_ a, b, c, d;
+    vu32_ x[4], even, odd;
     size_t i, k;
     for (i = n; i % PAIR_ != 0; i++) buffer[i] = 0; /* vectors read them */
-    a = K_(largest)(buffer, 0, n < 64 ? n : 64);
-    b = K_(largest)(buffer, 64, n < 128 ? n : 128);
-    c = K_(largest)(buffer, 128, n < 192 ? n : 192);
-    d = K_(largest)(buffer, 192, n);
-    a = imax_(K_(interleave_low)(a, c), K_(interleave_high)(a, c)); /* a c a c */
-    b = imax_(K_(interleave_low)(b, d), K_(interleave_high)(b, d)); /* b d b d */
-    a = imax_(K_(interleave_low)(a, b), K_(interleave_high)(a, b)); /* a b c d */
-    store32_((kopt_byte_ *)lane, K_(largest_part)(a));
+    for (k = 0; k < 4; k++) { /* the largest magnitudes of block k, as fp32 bits: in each lane some of them */
+        const size_t end = n < (k + 1) * KOPT_BLOCK_ ? n : (k + 1) * KOPT_BLOCK_;
+        vu32_ largest = isplat_(0);
+        for (i = k * KOPT_BLOCK_; i < end; i += LANES_) largest = imax_(largest, K_(abs_u32)(K_(load_f32)(buffer + i)));
+        x[k] = largest;
+    }
+    even = imax_(K_(interleave_low)(x[0], x[2]), K_(interleave_high)(x[0], x[2])); /* of blocks 0 2 0 2 */
+    odd = imax_(K_(interleave_low)(x[1], x[3]), K_(interleave_high)(x[1], x[3]));
+    store32_((kopt_byte_ *)lane,
+             K_(largest_part)(imax_(K_(interleave_low)(even, odd), K_(interleave_high)(even, odd)))); /* 0 1 2 3 */
     for (k = 0; k * KOPT_BLOCK_ < n; k++) {
         scale[k] = (kopt_byte_)kopt_exponent_q8_(lane[k], square);
         if (scale[k] == 254)
@@ -6238,45 +6171,32 @@ NOINLINE_FN_ void K_(find_scales)(kopt_byte_ *scale, float *buffer, int square, 
     }
 }
 
-/* Encodes n elements of one block. number, stride: their random numbers; NULL: round to nearest. */
-FN_ void K_(encode_elements)(kopt_byte_ *code, const float *x, vf32_ inverse, int square, int power,
-                             const kopt_byte_ *number, const kopt_byte_ *stride, vu32_ store_number,
-                             const constants_ *c, size_t n) {
-    const vu32_ half = isplat_(0x80008000u);
-    size_t k;
-    for (k = 0; k < n; k += PAIR_) {
-        const vu32_ numbers =
-            number == NULL ? half
-                           : K_(add16)(load32_(number + 2 * k), K_(mul16)(load32_(stride + 2 * k), store_number));
-        K_(encode_pair)(code + k, x + k, inverse, square, power, numbers, c);
-    }
-}
-
-/* number, stride: the random numbers of the tile. */
+/* number, stride: the random numbers of the tile; number is NULL: round to nearest. */
 FN_ void K_(encode_blocks)(kopt_byte_ *code, const kopt_byte_ *scale, float *buffer, int square, int moment,
                            const kopt_byte_ *number, const kopt_byte_ *stride, size_t n) {
     const constants_ c = K_(make_constants)();
     const vu32_ store_number = isplat_hoisted_(((uint32_t)moment + 1) * 0x00010001u);
     kopt_byte_ part[KOPT_BLOCK_];
-    size_t i;
+    size_t i, k;
     for (i = 0; i < n; i += KOPT_BLOCK_) {
         const uint32_t exponent = scale[i / KOPT_BLOCK_], scale_bits = kopt_scale_q8_(exponent);
         const vf32_ inverse = K_(inverse_scale_q8)(scale_bits, square);
         const int folds = kopt_scale_folds_(exponent), power = folds ? (int)exponent - 128 : 0;
         const size_t left = n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_;
-        const kopt_byte_ *const own = number == NULL ? NULL : number + 2 * i;
+        kopt_byte_ *const to = left == KOPT_BLOCK_ ? code + i : part;
         if (kopt_codes_are_zero_(scale_bits)) {
             memset(code + i, 0, left);
             continue;
         }
         if (!square && !folds) K_(multiply)(buffer + i, inverse, left);
-        if (left == KOPT_BLOCK_) {
-            K_(encode_elements)(code + i, buffer + i, inverse, square, power, own, stride + 2 * i, store_number, &c,
-                                KOPT_BLOCK_);
-        } else {
-            K_(encode_elements)(part, buffer + i, inverse, square, power, own, stride + 2 * i, store_number, &c, left);
-            memcpy(code + i, part, left);
+        for (k = 0; k < left; k += PAIR_) {
+            const size_t at = 2 * (i + k);
+            vu32_ numbers = isplat_(0x80008000u);
+            if (number != NULL)
+                numbers = K_(add16)(load32_(number + at), K_(mul16)(load32_(stride + at), store_number));
+            K_(encode_pair)(to + k, buffer + i + k, inverse, square, power, numbers, &c);
         }
+        if (to == part) memcpy(code + i, part, left);
     }
 }
 
@@ -6381,6 +6301,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #ifdef STAGES_ISA_ /* AVX-512 beside AVX2 */
 #define DIRECTIONS_(LINE_) DIRECTIONS_USED_MOST_(LINE_) DIRECTIONS_OF_SET_(LINE_)
 #define COMMITS_ COMMITS_F32_BF16_
+#define OTHER_STAGES_ &KOPT_GLUE_(kopt_stages_, STAGES_ISA_)
 #else
 #define DIRECTIONS_(LINE_) \
     DIRECTIONS_USED_MOST_(LINE_) \
@@ -6388,6 +6309,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
     LINE_(direction_ema, KOPT_RULE_EMA, KOPT_RULE_EMA, 0, KOPT_F32, KOPT_F32, 0) \
     LINE_(direction_any, ANY_, ANY_, ANY_, ANY_, ANY_, ANY_)
 #define COMMITS_(LINE_) COMMITS_F32_BF16_(LINE_) LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_)
+#define OTHER_STAGES_ NULL
 #endif
 /* clang-format on */
 
@@ -6399,25 +6321,21 @@ FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? va
 #define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second, line_feedback) \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                 \
         kopt_kind_ kind = t->kind;                                                               \
-        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                      \
-        const int first = K_(one_of)((int)kind.first, line_first, line_first);                   \
-        const int second = K_(one_of)((int)kind.second, line_second, line_second);               \
-        kind.rule = (kopt_rule)rule;                                                             \
-        kind.first = (kopt_format)first;                                                         \
-        kind.second = (kopt_format)second;                                                       \
+        kind.rule = (kopt_rule)K_(one_of)((int)kind.rule, line_rule, other_rule);                \
+        kind.first = (kopt_format)K_(one_of)((int)kind.first, line_first, line_first);           \
+        kind.second = (kopt_format)K_(one_of)((int)kind.second, line_second, line_second);       \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                            \
         kind.feedback = K_(one_of)(kind.feedback, line_feedback, line_feedback);                 \
         K_(direction_tile)(t, kind, ((line_first) == (line_second)) * ORDER_(line_first));       \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding, other_rounding)                             \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                            \
-        kopt_kind_ kind = t->kind;                                                          \
-        const int rounding = K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
-        kind.weight = line_format;                                                          \
-        kind.rounding = (kopt_rounding)rounding;                                            \
-        K_(commit_tile)(t, kind);                                                           \
+#define LINE_(name, line_format, line_rounding, other_rounding)                                       \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                      \
+        kopt_kind_ kind = t->kind;                                                                    \
+        kind.weight = line_format;                                                                    \
+        kind.rounding = (kopt_rounding)K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
+        K_(commit_tile)(t, kind);                                                                     \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -6461,10 +6379,6 @@ NOINLINE_FN_ void K_(load_weights)(kopt_byte_ *weight, kopt_byte_ *residual, con
     }
 }
 
-NOINLINE_FN_ void K_(load_weight_tile)(kopt_tile_ *t) {
-    K_(load_weights)(t->job.weight, t->job.residual, &t->kind, t->job.end, t->w, t->compensation);
-}
-
 /* Replaces x by the update of each weight, with Lookahead if the step synchronizes the slow weights of Ranger. */
 NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
     const kopt_job_ *const j = &t->job;
@@ -6489,22 +6403,10 @@ NOINLINE_FN_ void K_(update_tile)(kopt_tile_ *t) {
 
 static void K_(convert)(const kopt_conversion_ *c);
 
-static const kopt_stages_ K_(stages) = {PAIR_,
-                                        ORDER_(KOPT_BF16) != 0,
-                                        K_(fill_random_tile),
-                                        K_(decode_tile),
-                                        K_(find_scales),
-                                        K_(encode_tile),
-                                        K_(load_weight_tile),
-                                        K_(find_stages),
-                                        K_(update_tile),
-                                        K_(convert),
-#ifdef STAGES_ISA_
-                                        &KOPT_GLUE_(kopt_stages_, STAGES_ISA_)
-#else
-                                        NULL
-#endif
-};
+static const kopt_stages_ K_(stages) = {
+    PAIR_,           ORDER_(KOPT_BF16) != 0, K_(fill_random_tile), K_(decode_tile), K_(find_scales),
+    K_(encode_tile), K_(load_weights),       K_(find_stages),      K_(update_tile), K_(convert),
+    OTHER_STAGES_};
 
 #ifdef SPECIALIZED_
 /* ---- specialized loops ---- */
@@ -7091,7 +6993,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #undef load32_
 #undef load16_
 #undef store32_
-#undef store16_
 #undef widen_fp16_
 #undef narrow_fp16_
 #undef imax_
@@ -7103,6 +7004,7 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #undef ANY_
 #undef COMMITS_
 #undef COMMITS_F32_BF16_
+#undef OTHER_STAGES_
 #undef DIRECTIONS_
 #undef DIRECTIONS_OF_SET_
 #undef DIRECTIONS_USED_MOST_
@@ -7129,7 +7031,6 @@ static KOPT_NOINLINE_ ISA_TARGET_ void K_(tool)(const kopt_tool_ *t) {
 #undef WORDS_
 #undef WIDE_
 #undef NT_STORES_
-#undef MASKED_SUB_
 #undef TOOLS_ISA_
 #undef STAGES_ISA_
 #undef PAIR_
@@ -7431,7 +7332,7 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     const kopt_begun_ *const s = j->step;
     const int general = s->sync || j->counts != NULL, moments_only = s->moments_only;
     t->is_loaded = general || t->kind.rule == KOPT_RULE_EMA || t->kind.feedback || kopt_as_u32_(j->l2) << 1 != 0;
-    if (t->is_loaded) (stages->load_weights)(t);
+    if (t->is_loaded) (stages->load_weights)(j->weight, j->residual, &t->kind, j->end, t->w, t->compensation);
     t->direction(t);
     if (t->finds_scales) kopt_find_scales_(stages, t, j->end); /* here, so that they overlap with the next stage */
     if (general)

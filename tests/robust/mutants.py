@@ -45,7 +45,7 @@ BY_HAND = [
     ("K_(commit)", "r &= 0xFFFFu", "r &= 0xFEFFu"),
     ("K_(round16)", "iadd_(u, r)", "iadd_(u, and_(r, isplat_(0xFFFEu)))"),
     # what vectors leave to one lane
-    ("K_(direction_pair)", "any_true_(K_(unordered)(x->a, x->b))", "0"),
+    ("K_(direction_pair)", "any_true_(K_(mask_or)(K_(is_nan)(x->a), K_(is_nan)(x->b)))", "0"),
     ("K_(direction_pair)", "kind.grad != kind.weight", "0"),
     ("K_(step_element)", "as_u32_(K_(canonical_nan)(x))", "as_u32_(x)"),
     ("K_(commit_pair)", "K_(any_gt16)(and_(stored, c->magnitude), bf16 ? c->bf16_limit : isplat_(0x7BFF7BFFu))", "0"),
