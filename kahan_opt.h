@@ -410,14 +410,12 @@ typedef union kopt_bitcast_ {
 
 /* Bitcasts. */
 KOPT_INLINE_ uint32_t kopt_bits_(float x) {
-    kopt_bitcast_ w;
-    w.f = x;
+    const kopt_bitcast_ w = {x};
     return w.u;
 }
 
 KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
-    const kopt_bitcast_ w = {x};
-    uint32_t bits = w.u;
+    uint32_t bits = kopt_bits_(x);
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
     __asm__("" : "+r"(bits)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
 #endif
@@ -554,55 +552,36 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #endif
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__)
 #define KOPT_OPAQUE_FLOAT_(x) ((void)0)
-#define KOPT_OPAQUE_FLOATS_(x, y) ((void)0)
 #else
 #define KOPT_OPAQUE_FLOAT_(x) __asm__("" : "+" KOPT_REGISTER_(x))
-#define KOPT_OPAQUE_FLOATS_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
 #endif
 
-/* An instruction in PTX: no flag of nvcc changes it. */
+/* Functions of one operation. On a GPU it is an instruction in PTX, which no flag of nvcc changes. */
 #ifdef __CUDA_ARCH__
-#define KOPT_PTX_(operation, letter, r, a, b) asm(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
-#endif
-
-KOPT_INLINE_ float kopt_add_(float a, float b) {
-    float sum;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("add.rn.f32", "f", sum, a, b);
+#define KOPT_PTX_(name, number, letter, ptx)                            \
+    KOPT_INLINE_ number name(number a, number b) {                      \
+        number r;                                                       \
+        asm(ptx " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b)); \
+        return r;                                                       \
+    }
+#define KOPT_OPERATION_(name, operation, ptx) KOPT_PTX_(name, float, "f", ptx ".f32")
 #else
-    sum = a + b;
-    KOPT_OPAQUE_FLOAT_(sum);
+#define KOPT_OPERATION_(name, operation, ptx)   \
+    KOPT_INLINE_ float name(float a, float b) { \
+        float r = a operation b;                \
+        KOPT_OPAQUE_FLOAT_(r);                  \
+        return r;                               \
+    }
 #endif
-    return sum;
-}
-
-KOPT_INLINE_ float kopt_sub_(float a, float b) {
-    float difference;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("sub.rn.f32", "f", difference, a, b);
-#else
-    difference = a - b;
-    KOPT_OPAQUE_FLOAT_(difference);
-#endif
-    return difference;
-}
-
-KOPT_INLINE_ float kopt_mul_(float a, float b) {
-    float product;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("mul.rn.f32", "f", product, a, b);
-#else
-    product = a * b;
-    KOPT_OPAQUE_FLOAT_(product);
-#endif
-    return product;
-}
+KOPT_OPERATION_(kopt_add_, +, "add.rn")
+KOPT_OPERATION_(kopt_sub_, -, "sub.rn")
+KOPT_OPERATION_(kopt_mul_, *, "mul.rn")
 
 /* a / b, correctly rounded: in assembly, as -mrecip, -mlow-precision-div and PowerPC's clang -Ofast use estimates. */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
     float r;
 #ifdef __CUDA_ARCH__
-    KOPT_PTX_("div.rn.f32", "f", r, a, b);
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
 #elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__)) && defined(__AVX__)
@@ -614,8 +593,8 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
 #else
-    /* Against -freciprocal-math, which multiplies by 1 / b, computed once for a whole loop. */
-    KOPT_OPAQUE_FLOATS_(a, b);
+    KOPT_OPAQUE_FLOAT_(a);
+    KOPT_OPAQUE_FLOAT_(b); /* or -freciprocal-math multiplies by 1 / b, computed once for a whole loop */
     r = a / b;
     KOPT_OPAQUE_FLOAT_(r);
 #endif
@@ -625,33 +604,20 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 /* Square root, correctly rounded: one instruction where the machine has it, else bit by bit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
-    float root;
-    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
-    return root;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(x) : "f"(x));
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__)) && defined(__AVX__)
+    __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(x) : "x"(x));
 #elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__))
-    float root;
-#ifdef __AVX__
-    __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(root) : "x"(x));
-#else
-    __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(root) : "x"(x));
-#endif
-    return root;
+    __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(x) : "x"(x));
 #elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
-    float root;
-    __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(x));
-    return root;
+    __asm__("fsqrt %s0, %s1" : "=w"(x) : "w"(x));
 #elif defined(KOPT_GNU_) && (defined(__riscv_flen) || defined(__loongarch_hard_float))
-    float root;
-    __asm__("fsqrt.s %0, %1" : "=f"(root) : "f"(x));
-    return root;
+    __asm__("fsqrt.s %0, %1" : "=f"(x) : "f"(x));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
-    float root;
-    __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
-    return root;
+    __asm__("vsqrt.f32 %0, %1" : "=t"(x) : "t"(x));
 #elif defined(KOPT_GNU_) && defined(__wasm__)
-    float root = __builtin_sqrtf(x);
-    KOPT_OPAQUE_FLOAT_(root);
-    return root;
+    x = __builtin_sqrtf(x);
+    KOPT_OPAQUE_FLOAT_(x);
 #else
     uint32_t u = kopt_as_u32_(x), exponent = u >> 23, significand = u & 0x007FFFFFu, root = 0, trial;
     uint32_t remainder = 0, i;
@@ -677,8 +643,9 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
         }
     }
     root = (root + 1u) >> 1; /* never a tie: a root of exactly 25 bits has a square of 49 or 50 bits, and x has 24 */
-    return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
+    x = kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
 #endif
+    return x;
 }
 
 /* *w += delta. The compensation *c, 0 at first, keeps what does not fit into *w, so that updates down to 2^-31 of the
@@ -789,11 +756,14 @@ KOPT_INLINE_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *opt, uint
     return two >> 16 << 17 | ((two + (two >> 16 << 1) * (uint32_t)(i >> 7 & 15) * 8) & 0xFFFFu);
 }
 
-/* 1 - beta^step, by squaring, without cancellation: 1 - (1 - a)(1 - b) = a + b - ab */
-KOPT_INLINE_ float kopt_inline_correction_(float gain, uint32_t step) {
+/* 1 - (1 - a)(1 - b), where 1 - a and 1 - b would lose digits of small a and b. */
+KOPT_INLINE_ float kopt_combine_gains_(float a, float b) { return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b)); }
+
+/* The bias correction 1 - beta^step, by squaring. */
+KOPT_INLINE_ float kopt_correction_(float gain, uint32_t step) {
     float r = 0;
-    for (;; gain = kopt_sub_(kopt_add_(gain, gain), kopt_mul_(gain, gain))) {
-        if ((step & 1u) != 0) r = kopt_sub_(kopt_add_(r, gain), kopt_mul_(r, gain));
+    for (;; gain = kopt_combine_gains_(gain, gain)) {
+        if ((step & 1u) != 0) r = kopt_combine_gains_(r, gain);
         if ((step >>= 1) == 0) return r;
     }
 }
@@ -812,8 +782,8 @@ KOPT_INLINE_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weigh
                                     const kopt_bf16 *grad, size_t n) {
     kopt_bf16 *c = state, *m = state + n, *v = state + 2 * n;
     const uint32_t t = opt->step = kopt_inline_next_(opt->step);
-    const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
-    const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
+    const float rate = kopt_div_(opt->lr, kopt_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
+    const float scale = kopt_div_(1, kopt_sqrt_(kopt_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
     const float decay = kopt_mul_(opt->lr, opt->weight_decay);
     const float beta1 = kopt_sub_(1, opt->gain1), beta2 = kopt_sub_(1, opt->gain2);
     uint32_t words[4], r;
@@ -2076,22 +2046,17 @@ KOPT_INLINE_ double kopt_opaque64_(double x) {
 }
 
 #ifdef __CUDA_ARCH__
-#define KOPT_OPERATION64_(name, ptx, operation)    \
-    KOPT_INLINE_ double name(double a, double b) { \
-        double r;                                  \
-        KOPT_PTX_(ptx, "d", r, a, b);              \
-        return r;                                  \
-    }
+#define KOPT_OPERATION64_(name, operation, ptx) KOPT_PTX_(name, double, "d", ptx ".f64")
 #else
-#define KOPT_OPERATION64_(name, ptx, operation) \
+#define KOPT_OPERATION64_(name, operation, ptx) \
     KOPT_INLINE_ double name(double a, double b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
 #endif
-KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
-KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
-KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
+KOPT_OPERATION64_(kopt_mul64_, *, "mul.rn")
+KOPT_OPERATION64_(kopt_add64_, +, "add.rn")
+KOPT_OPERATION64_(kopt_sub64_, -, "sub.rn")
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
     !(defined(KOPT_X86_64_) || defined(__SSE2_MATH__) || defined(KOPT_AARCH64_) || defined(__powerpc__))
-KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
+KOPT_OPERATION64_(kopt_div64_, /, "div.rn")
 #else
 KOPT_INLINE_ double kopt_div64_(double a, double b) { /* in assembly, as in kopt_div_() */
 #if defined(__powerpc__)
@@ -2112,13 +2077,10 @@ KOPT_INLINE_ float kopt_to_float_(double x) {
     float y;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y;
-    __asm__ __volatile__("" : "+" KOPT_REGISTER64_(x));
-    y = (float)x;
+    float y = (float)kopt_opaque64_(x);
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile double hidden = x;
-    volatile float y = (float)hidden;
+    volatile float y = (float)kopt_opaque64_(x);
 #endif
     return y;
 }
@@ -2178,23 +2140,9 @@ KOPT_ALWAYS_INLINE_ float kopt_one_minus_beta_(uint64_t beta) {
     return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + ((uint64_t)(e - shift) << 52)));
 }
 
-/* 1 - (1 - a) * (1 - b). 1 - a and 1 - b would lose digits of small a and b. */
-KOPT_ALWAYS_INLINE_ float kopt_combine_gains_(float a, float b) { return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b)); }
-
-/* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step. */
-static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
-    float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = 0;
-    *beta32 = kopt_to_float_(beta);
-    *gain32 = gain;
-    for (;; gain = kopt_combine_gains_(gain, gain)) {
-        if ((step & 1u) != 0) correction = kopt_combine_gains_(correction, gain);
-        step >>= 1;
-        if (step == 0) return correction;
-    }
-}
-
+/* Stores beta1 and beta2, and 1 - beta of each, in fp32, and computes kopt_correction_() of each. */
 #ifdef __CUDA_ARCH__
-/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one. Four bits of the step at a time. */
+/* Of beta1 in the even lane of a pair, of beta2 in the odd one. Four bits of the step at a time. */
 static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correction1,
                                                       float *correction2) {
     const int even = (int)(threadIdx.x & 30u);
@@ -2219,7 +2167,7 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
     *correction2 = __shfl_sync(pair, correction, even + 1);
 }
 #else
-/* kopt_beta_() of beta1 and beta2, side by side: neither waits for the other. */
+/* Side by side: neither waits for the other. */
 static void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correction1, float *correction2) {
     float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = 0;
     float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = 0;
@@ -2233,8 +2181,7 @@ static void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correc
             r1 = kopt_combine_gains_(r1, gain1);
             r2 = kopt_combine_gains_(r2, gain2);
         }
-        step >>= 1;
-        if (step == 0) break;
+        if ((step >>= 1) == 0) break;
     }
     *correction1 = r1;
     *correction2 = r2;
@@ -2940,7 +2887,9 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
             const float shrink = decay_mode == KOPT_DECAY_L2 ? 1 : kopt_add_(1, s->weight_decay);
             s->extrapolation = s->beta2;
             s->third_scale = kopt_div_(kopt_mul_(s->beta2, correction1), correction2);
-            correction2 = kopt_beta_(opt->beta3, s->step, &s->beta3, &s->gain3);
+            s->beta3 = kopt_to_float_(opt->beta3);
+            s->gain3 = kopt_one_minus_beta_(kopt_bits64_(opt->beta3));
+            correction2 = kopt_correction_(s->gain3, s->step);
             s->undecayed_rate = kopt_div_(s->rate, correction1);
             s->rate = kopt_div_(s->rate, shrink);
             s->weight_decay = kopt_div_(s->weight_decay, shrink);
