@@ -1780,12 +1780,10 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #define KOPT_PREFETCH_(p) ((void)(p))
 #endif
 
-#ifdef KOPT_GCC_
-#if !defined(__OPTIMIZE__) && !defined(__CUDACC__)
+#if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__)
 #define KOPT_OPTIMIZED_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O2") /* at -O0 vector code is 8-15x slower */
-#endif
 #endif
 
 /* ---- INTERNAL TYPES ---------------------------------------------------------------------------------------------- */
@@ -1986,16 +1984,6 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte
     return part;
 }
 
-KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
-#ifdef __CUDA_ARCH__
-    int r;
-    asm("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
-    return r;
-#else
-    return a > b;
-#endif
-}
-
 /* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
 
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
@@ -2015,15 +2003,11 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
 
 /* Exact, in any floating-point environment. */
 KOPT_INLINE_ double kopt_to_double_(float x) {
-    uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
-    const uint64_t sign = (uint64_t)(u >> 31) << 63;
-    if (exponent == 896 && fraction == 0) return kopt_bits_to_f64_(sign);
-    if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) { /* subnormal as a float, normal as a double */
-        for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
-        fraction &= 0x007FFFFFu;
-    }
-    return kopt_bits_to_f64_(sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29);
+    const uint32_t u = kopt_as_u32_(x), mag = u & 0x7FFFFFFFu;
+    uint64_t bits = ((uint64_t)mag << 29) + ((uint64_t)896 << 52);                        /* normal: bias 1023, not 127 */
+    if (mag >= 0x7F800000u) bits |= (uint64_t)0x7FF << 52;                                /* infinity, NaN */
+    if (mag < 0x00800000u) bits = kopt_bits64_((double)mag) - ((uint64_t)149 << 52);      /* mag * 2^-149 */
+    return kopt_bits_to_f64_((uint64_t)(u >> 31) << 63 | (mag == 0 ? 0 : bits));
 }
 
 #if defined(KOPT_X86_64_) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(KOPT_AARCH64_)
@@ -2626,51 +2610,56 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 /* The same of a kopt_step: "ST", and the version, of which every digit counts. */
 #define KOPT_BEGUN_ (0x53540000u + KOPT_VERSION)
 
-/* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
-   in thousandths, because no flag of a compiler changes an integer. */
+/* The constructors: the rule of each, and its defaults. Decays and betas are in thousandths, because no flag of a
+   compiler changes an integer. */
 static const struct kopt_rule_row_ {
-    kopt_byte_ moments, optional, decay_mode;
+    kopt_byte_ constructor, rule, decay_mode;
     uint32_t weight_decay, beta1, beta2, inverse_eps;
-} kopt_rules_[] = {{0, 1, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* SGD */
-                   {2, 1, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* Adam */
-                   {1, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000},  /* Lion */
-                   {4, 0, KOPT_DECAY_DECOUPLED, 20, 980, 920, 1000000},   /* Adan */
-                   {2, 0, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* RAdam */
-                   {2, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 1000000},    /* Ranger */
-                   {0, 0, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* EMA */
-                   {2, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
-typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_LAST_RULE_ + 1 ? 1 : -1];
+} kopt_rules_[] = {{KOPT_RULE_SGD, KOPT_RULE_SGD, KOPT_DECAY_L2, 0, 900, 999, 100000000},
+                   {KOPT_RULE_ADAM, KOPT_RULE_ADAM, KOPT_DECAY_L2, 0, 900, 999, 100000000},
+                   {KOPT_RULE_ADAMW, KOPT_RULE_ADAM, KOPT_DECAY_DECOUPLED, 10, 900, 999, 100000000},
+                   {KOPT_RULE_STABLE_ADAMW, KOPT_RULE_ADAM, KOPT_DECAY_DECOUPLED, 10, 900, 990, 1000000},
+                   {KOPT_RULE_LION, KOPT_RULE_LION, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000},
+                   {KOPT_RULE_SMOOTH_LION, KOPT_RULE_LION, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000},
+                   {KOPT_RULE_ADAN, KOPT_RULE_ADAN, KOPT_DECAY_DECOUPLED, 20, 980, 920, 1000000},
+                   {KOPT_RULE_RADAM, KOPT_RULE_RADAM, KOPT_DECAY_L2, 0, 900, 999, 100000000},
+                   {KOPT_RULE_RANGER, KOPT_RULE_RANGER, KOPT_DECAY_DECOUPLED, 0, 900, 990, 1000000},
+                   {KOPT_RULE_EMA, KOPT_RULE_EMA, KOPT_DECAY_L2, 0, 900, 999, 100000000},
+                   {KOPT_RULE_ADAM_ATAN2, KOPT_RULE_ADAM_ATAN2, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000}};
 
 static double kopt_thousandths_(uint32_t n) { return kopt_div64_((double)n, 1000); }
 
-/* Sets the fields of an optimizer of zeros. */
-static KOPT_NOINLINE_ void kopt_set_defaults_(kopt_optimizer *opt, kopt_rule rule, double lr) {
-    const struct kopt_rule_row_ *row = &kopt_rules_[rule];
+/* Sets the fields of an optimizer of zeros. Returns 0 if there is no such constructor. */
+static KOPT_NOINLINE_ int kopt_set_defaults_(kopt_optimizer *opt, kopt_rule constructor, double lr) {
+    const struct kopt_rule_row_ *row = kopt_rules_, *end = row + sizeof kopt_rules_ / sizeof *kopt_rules_;
     kopt_environment_ environment;
+    while (row->constructor != (unsigned)constructor)
+        if (++row == end) return 0;
     kopt_enter_(&environment);
     opt->made_ = KOPT_MADE_;
-    opt->rule = rule;
+    opt->rule = (kopt_rule)row->rule;
     opt->rounding = KOPT_KAHAN;
     opt->first_moment_format = opt->second_moment_format = KOPT_BF16;
     opt->moment_rounding = opt->residual_rounding = KOPT_STOCHASTIC;
     opt->decay_mode = (kopt_decay_mode)row->decay_mode;
-    opt->lr = opt->max_lr = rule == KOPT_RULE_EMA ? 1 : lr;
+    opt->lr = opt->max_lr = constructor == KOPT_RULE_EMA ? 1 : lr;
     opt->weight_decay = kopt_thousandths_(row->weight_decay);
     opt->lookahead = 6;
     opt->lookahead_rate = 0.5;
-    opt->beta1 = rule == KOPT_RULE_EMA ? lr : kopt_thousandths_(row->beta1);
+    opt->stable = constructor == KOPT_RULE_STABLE_ADAMW;
+    opt->beta1 = constructor == KOPT_RULE_EMA ? lr : kopt_thousandths_(row->beta1);
     opt->beta2 = kopt_thousandths_(row->beta2);
     opt->beta3 = kopt_thousandths_(990);
     opt->eps = kopt_div64_(1, (double)row->inverse_eps);
     opt->grad_scale = opt->clip = opt->atan2_b = 1;
     opt->atan2_a = kopt_thousandths_(1270);
     kopt_leave_(&environment);
+    return 1;
 }
 
 KOPT_API_ kopt_result kopt_optimizer_init(kopt_optimizer *opt, kopt_rule rule, double lr, int version, size_t opt_size,
                                           size_t tensor_size) {
-    const int stable = rule == KOPT_RULE_STABLE_ADAMW, adamw = rule == KOPT_RULE_ADAMW || stable;
-    const int smooth = rule == KOPT_RULE_SMOOTH_LION;
+    const int needs_vmath = rule == KOPT_RULE_ADAM_ATAN2 || rule == KOPT_RULE_SMOOTH_LION;
     const int same_version = KOPT_VERSION < 10000 ? version == KOPT_VERSION : version / 10000 == KOPT_VERSION / 10000;
     const uint32_t foreign = KOPT_FOREIGN_;
     if (opt == NULL) return KOPT_ERROR_NULL;
@@ -2679,21 +2668,8 @@ KOPT_API_ kopt_result kopt_optimizer_init(kopt_optimizer *opt, kopt_rule rule, d
         if (opt_size >= sizeof foreign) memcpy(opt, &foreign, sizeof foreign);
         return KOPT_ERROR_VERSION;
     }
-    if ((rule == KOPT_RULE_ADAM_ATAN2 || smooth) && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
-    if (adamw) rule = KOPT_RULE_ADAM;
-    if (smooth) rule = KOPT_RULE_LION;
-    if ((unsigned)rule > KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
-    kopt_set_defaults_(opt, rule, lr);
-    if (adamw) {
-        opt->decay_mode = KOPT_DECAY_DECOUPLED;
-        opt->weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
-    }
-    if (stable) {
-        opt->stable = 1;
-        opt->beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-        opt->eps = KOPT_1E_MINUS_6_;
-    }
-    return KOPT_OK;
+    if (needs_vmath && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
+    return kopt_set_defaults_(opt, rule, lr) ? KOPT_OK : KOPT_ERROR_OPTION;
 }
 
 KOPT_API_ kopt_result kopt_list_set_ids(kopt_tensor *tensors, size_t count, uint32_t first_id) {
@@ -2868,11 +2844,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     s->beta3 = s->gain3 = s->third_scale = 0;
     s->extrapolation = kopt_to_float_(opt->momentum);
     s->eps = kopt_to_float_(opt->eps);
-#ifdef KAHAN_OPT_VMATH
     s->sharpness = rule == KOPT_RULE_LION ? kopt_to_float_(opt->sharpness) : 0;
-#else
-    s->sharpness = 0;
-#endif
     s->root_scale = 1;
     if (rule == KOPT_RULE_SGD || rule == KOPT_RULE_EMA) {
         s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
@@ -2913,8 +2885,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 const float rectifier = kopt_rectifier_(opt->beta2, s->step);
                 s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
-                if (!s->unrectified &&
-                    rule == KOPT_RULE_RADAM) { /* RAdam adds eps to the root before the bias correction */
+                if (!s->unrectified && rule == KOPT_RULE_RADAM) { /* eps is added before the bias correction */
                     s->rate = kopt_div_(s->rate, s->root_scale);
                     s->root_scale = 1;
                 }
@@ -2927,16 +2898,14 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
             s->slow_scale = kopt_one_minus_(opt->lookahead_rate);
         }
     }
-#ifdef KAHAN_OPT_VMATH
-    if (!kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
-#endif
     if (rule != KOPT_RULE_ADAN) s->undecayed_rate = s->rate;
     if (opt->rounding == KOPT_FEEDBACK) {
         const int sgd = rule == KOPT_RULE_SGD;
         s->feedback = sgd ? kopt_div_(kopt_one_minus_(opt->momentum), s->extrapolation) : kopt_div_(s->gain1, s->beta1);
         if (sgd && opt->nesterov) s->feedback = kopt_div_(s->feedback, s->extrapolation);
     }
-    return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay);
+    return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay) &&
+           kopt_finite_(s->root_scale); /* infinite if atan2_b is too large */
 }
 
 /* The next step of valid options, which its caller counts: opt->step = s->step. */
@@ -9143,12 +9112,12 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
 }
 
 /* The bit of x in KOPT_Q1 (section 12): 1 decodes to -scale, 0 to scale. 0 if scale, an fp32 word, is 0 or NaN. */
-static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
+static uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (kopt_codes_are_zero_(scale)) return 0;
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
-    return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f));
+    return kopt_mul_(y, 32768.0f) <= kopt_add_((float)random16, 0.5f);
 }
 
 /* Encodes n elements of KOPT_Q8: of each block one byte of scale, then the codes. drawn: NULL rounds to nearest. */
