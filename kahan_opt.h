@@ -142,10 +142,9 @@
    6. Memory. Any alignment (inline functions: that of the type); n up to SIZE_MAX / 32 - 8; pointers may be NULL if n
       is 0. The stack use, measured with gcc and clang, is at most 12 KB (3 KB in a build without vectors), and 4 KB
       more with 8-bit moments or with what KAHAN_OPT_VMATH adds. Compiled by clang -O0, functions use up to 48 KB.
-   7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
-      kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
-      struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused. Inline steps
-      check nothing.
+   7. Bad input is refused before anything is written, but inline steps check nothing. Every function that can fail
+      returns a kopt_result, which kopt_result_string() explains. Overlapping buffers of one tensor are refused; for
+      lists see STEP. A struct of zeros means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.
    8. State is bytes. kopt_save() writes a list of tensors, weights included, as one checkpoint: portable
       (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
@@ -579,26 +578,25 @@ KOPT_OPERATION_(kopt_mul_, *, "mul.rn")
 
 /* a / b, correctly rounded: in assembly, as -mrecip, -mlow-precision-div and PowerPC's clang -Ofast use estimates. */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
-    float r;
 #ifdef __CUDA_ARCH__
-    asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b));
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
-    __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
+    __asm__("fdivs %0, %1, %2" : "=f"(a) : "f"(a), "f"(b));
 #elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__)) && defined(__AVX__)
-    __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
+    __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(a) : "x"(a), "x"(b));
 #elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__))
-    __asm__("divss {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b));
+    __asm__("divss {%2, %0|%0, %2}" : "=x"(a) : "0"(a), "x"(b));
 #elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
-    __asm__("fdiv %s0, %s1, %s2" : "=w"(r) : "w"(a), "w"(b));
+    __asm__("fdiv %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
-    __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
+    __asm__("vdiv.f32 %0, %1, %2" : "=t"(a) : "t"(a), "t"(b));
 #else
     KOPT_OPAQUE_FLOAT_(a);
     KOPT_OPAQUE_FLOAT_(b); /* or -freciprocal-math multiplies by 1 / b, computed once for a whole loop */
-    r = a / b;
-    KOPT_OPAQUE_FLOAT_(r);
+    a = a / b;
+    KOPT_OPAQUE_FLOAT_(a);
 #endif
-    return r;
+    return a;
 }
 
 /* Square root, correctly rounded: one instruction where the machine has it, else bit by bit. */
@@ -862,8 +860,7 @@ typedef struct kopt_optimizer {
     int atan2_outside;               /* Adam-atan2: 1: the bias correction of m is outside of atan2: w -=
                                         lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a = b = 1
                                         this is the Python package adam-atan2; default 0 */
-    uint32_t step;                   /* steps begun so far, at most 2^32 - 1; 0 for a new run. kopt_step_begin() counts
-                                        them */
+    uint32_t step;                   /* steps begun so far, at most 2^32 - 1; 0 for a new run */
     uint32_t reserved32_;            /* 0 */
     /* kopt_step_begin() rounds all numbers below to float. It computes 1 - beta and 1 - dampening before it rounds:
        1 - 0.999f would have a relative error of 1.3e-5. */
@@ -981,8 +978,7 @@ typedef struct kopt_tensor {
                                    shard get the bits of the whole tensor */
     double rate_scale;          /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
                                    otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1, so no schedule may end at
-                                   0. To freeze a tensor, leave it out of the list. One that joins later than the others
-                                   needs an optimizer of its own: see kopt_optimizer_step() */
+                                   0. To freeze a tensor: see kopt_optimizer_step() */
     double stable_scale;        /* StableAdamW in parts: kopt_norm_stable_scale() of the whole tensor, for one step
                                    only; finite, >= 0, otherwise KOPT_ERROR_RANGE. Rate and weight decay are multiplied
                                    by it and by rate_scale. 0 (default): not measured; a step over all n elements then
@@ -1217,10 +1213,9 @@ KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor 
 /* ---- CHECKPOINTS ------------------------------------------------------------------------------------------------- */
 
 /* A checkpoint holds a whole list of tensors under one checksum (CRC-32): the options, hyper-parameters, seed and step
-   count of the optimizer, and of each tensor its id, first_index, weights and state. Its bytes are the same on every
-   machine, and every later version of the library reads them: docs/numerics.md section 8c. Save between two steps. With
-   several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such as a kopt_scaler
-   and the position in its data: docs/examples/checkpoint.c writes all to a file that survives a crash.
+   count of the optimizer, and of each tensor its id, first_index, weights and state (docs/numerics.md section 8c). Save
+   between two steps. With several lists (parameter groups) make one checkpoint of each. A training loop has more to
+   keep: a kopt_scaler, its place in the data. docs/examples/checkpoint.c writes all to a file that survives a crash.
 
        size_t size = kopt_save_size(&opt, tensors, count);
        save:    kopt_save(&opt, tensors, count, bytes, size)
@@ -1361,8 +1356,7 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
        kopt_step_range(&step, &t, 1, begin, end);                each range once
 
    t.stable_scale belongs to one step: measure again, or set it to 0, before the next. If it is 0, a step over all n
-   elements (kopt_step_run, kopt_optimizer_step, kopt_scaler_step, or kopt_step_range from 0 to n) measures these n
-   elements itself: wrong for a shard, which needs the scale of its whole tensor. t.rate_scale multiplies the rate, too.
+   elements measures these itself: wrong for a shard, which needs the scale of its whole tensor.
 
    Adds the squares of g / max(sqrt(v) * root_scale, eps), with v as after the step (docs/numerics.md section 6a), of
    elements begin to end - 1 to *norm. The sum is exact: the slicing does not matter. The tensor is only read. Errors:
@@ -2004,9 +1998,9 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
 /* Exact, in any floating-point environment. */
 KOPT_INLINE_ double kopt_to_double_(float x) {
     const uint32_t u = kopt_as_u32_(x), mag = u & 0x7FFFFFFFu;
-    uint64_t bits = ((uint64_t)mag << 29) + ((uint64_t)896 << 52);                        /* normal: bias 1023, not 127 */
-    if (mag >= 0x7F800000u) bits |= (uint64_t)0x7FF << 52;                                /* infinity, NaN */
-    if (mag < 0x00800000u) bits = kopt_bits64_((double)mag) - ((uint64_t)149 << 52);      /* mag * 2^-149 */
+    uint64_t bits = ((uint64_t)mag << 29) + ((uint64_t)896 << 52);                   /* normal: bias 1023, not 127 */
+    if (mag >= 0x7F800000u) bits |= (uint64_t)0x7FF << 52;                           /* infinity, NaN */
+    if (mag < 0x00800000u) bits = kopt_bits64_((double)mag) - ((uint64_t)149 << 52); /* mag * 2^-149 */
     return kopt_bits_to_f64_((uint64_t)(u >> 31) << 63 | (mag == 0 ? 0 : bits));
 }
 
@@ -2018,9 +2012,7 @@ KOPT_INLINE_ double kopt_to_double_(float x) {
 /* Hides x from the compiler. Every operation stands between two of these barriers, and volatile keeps their order: none
    moves before kopt_enter_() or after kopt_leave_(), which set and restore the floating-point environment. */
 KOPT_INLINE_ double kopt_opaque64_(double x) {
-#ifdef __CUDA_ARCH__
-    return x;
-#elif defined(KOPT_GNU_)
+#if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(x));
     return x;
 #else
@@ -2038,23 +2030,22 @@ KOPT_INLINE_ double kopt_opaque64_(double x) {
 KOPT_OPERATION64_(kopt_mul64_, *, "mul.rn")
 KOPT_OPERATION64_(kopt_add64_, +, "add.rn")
 KOPT_OPERATION64_(kopt_sub64_, -, "sub.rn")
-#if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
-    !(defined(KOPT_X86_64_) || defined(__SSE2_MATH__) || defined(KOPT_AARCH64_) || defined(__powerpc__))
-KOPT_OPERATION64_(kopt_div64_, /, "div.rn")
-#else
 KOPT_INLINE_ double kopt_div64_(double a, double b) { /* in assembly, as in kopt_div_() */
-#if defined(__powerpc__)
+#ifdef __CUDA_ARCH__
+    asm("div.rn.f64 %0, %1, %2;" : "=d"(a) : "d"(a), "d"(b));
+#elif defined(KOPT_GNU_) && defined(__powerpc__)
     __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b));
-#elif defined(KOPT_AARCH64_)
+#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
     __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b));
-#elif defined(__AVX__)
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__)) && defined(__AVX__)
     __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
-#else
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__))
     __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
+#else
+    a = kopt_opaque64_(a / kopt_opaque64_(b));
 #endif
     return a;
 }
-#endif
 
 KOPT_INLINE_ float kopt_to_float_(double x) {
 #ifdef __CUDA_ARCH__
@@ -2360,20 +2351,6 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
     return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) && kind.residual_rounding == KOPT_STOCHASTIC;
 }
 
-#ifdef KOPT_VECTOR_CODE_
-/* Bytes: more than a core's L2, and more than its share of L3. */
-enum { KOPT_CORE_CACHE_ = 1 << 21, KOPT_SHARED_CACHE_ = 1 << 25 };
-
-/* Does a step of n elements prefetch? If its arrays exceed `enough` bytes, and take longer than its arithmetic. */
-static KOPT_FORCE_INLINE_ int kopt_prefetches_(kopt_kind_ kind, size_t n, size_t enough) {
-    const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
-                         kopt_bytes_of_(kind.grad) + (unsigned)kind.moment_count * kopt_bytes_of_(kind.first);
-    if (n <= enough / bytes) return 0;
-    return kind.moment_count == 0 ||
-           (kind.weight == KOPT_F32 && kopt_unbuffered_(kind.first) == KOPT_F32 && kind.moment_count < 3);
-}
-#endif
-
 /* Has a step 8-bit moments? Then it goes by whole blocks. */
 static KOPT_UNUSED_ int kopt_has_blocks_(const kopt_begun_ *s) {
     return s->moment_count > 0 &&
@@ -2411,6 +2388,18 @@ KOPT_ALWAYS_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32
 }
 
 #ifdef KOPT_VECTOR_CODE_
+/* Bytes: more than a core's L2, and more than its share of L3. */
+enum { KOPT_CORE_CACHE_ = 1 << 21, KOPT_SHARED_CACHE_ = 1 << 25 };
+
+/* Does a step of n elements prefetch? If its arrays exceed `enough` bytes, and take longer than its arithmetic. */
+static KOPT_FORCE_INLINE_ int kopt_prefetches_(kopt_kind_ kind, size_t n, size_t enough) {
+    const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
+                         kopt_bytes_of_(kind.grad) + (unsigned)kind.moment_count * kopt_bytes_of_(kind.first);
+    if (n <= enough / bytes) return 0;
+    return kind.moment_count == 0 ||
+           (kind.weight == KOPT_F32 && kopt_unbuffered_(kind.first) == KOPT_F32 && kind.moment_count < 3);
+}
+
 #define KOPT_BYTES_(p) ((kopt_byte_ *)(p))
 
 /* Random numbers of a tile, which touches up to 3 groups: 16 bits per element, in memory order. */
@@ -2516,6 +2505,30 @@ typedef struct kopt_environment_ {
 #endif
 #endif
 
+/* Other machines: the type of their control register, how to read and to write it, and the bits that a call keeps. */
+#if defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
+#define KOPT_CONTROL_(X) X(uint64_t, "mrs %0, fpcr", "msr fpcr, %0", 0)
+#elif defined(KOPT_GNU_) && defined(__ARM_FP) && defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
+/* Condition and exception flags, and LTPSIZE, without which low-overhead loops of a Cortex-M55 fault. */
+#define KOPT_CONTROL_(X) X(uint32_t, "vmrs %0, fpscr", "vmsr fpscr, %0", 0xF807009Fu)
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) /* condition and exception flags */
+#define KOPT_CONTROL_(X) X(uint32_t, "vmrs %0, fpscr", "vmsr fpscr, %0", 0xF800009Fu)
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+#define KOPT_CONTROL_(X) X(uint32_t, "frrm %0", "fsrm %0", 0)
+#elif defined(KOPT_GNU_) && defined(__s390x__)
+#define KOPT_CONTROL_(X) X(uint32_t, "efpc %0", "sfpc %0", 0x07FFFFF8u)
+#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
+#define KOPT_CONTROL_(X) X(uint32_t, "cfc1 %0, $31", "ctc1 %0, $31", 0xFEFFF07Cu)
+#elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
+#define KOPT_CONTROL_(X) X(uint32_t, "movfcsr2gr %0, $fcsr0", "movgr2fcsr $fcsr0, %0", 0xFFFFFCE0u)
+#endif
+#define KOPT_ENTER_(type, get, set, kept)                    \
+    type old;                                                \
+    __asm__ __volatile__(get : "=r"(old));                   \
+    __asm__ __volatile__(set : : "r"((type)(old & (kept)))); \
+    e->control = (uint32_t)old;
+#define KOPT_LEAVE_(type, get, set, kept) __asm__ __volatile__(set : : "r"((type)e->control));
+
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if defined(KOPT_INTRINSIC_MXCSR_)
     e->control = _mm_getcsr();
@@ -2534,31 +2547,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
         __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
         __asm__ __volatile__("fldcw %0" : : "m"(x87));
     }
-#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
-    uint64_t old;
-    __asm__ __volatile__("mrs %0, fpcr" : "=r"(old));
-    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)0));
-    e->control = (uint32_t)old;
-#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-/* Both masks keep the condition and exception flags; that of M profile also LTPSIZE, without which low-overhead loops
-   of a Cortex-M55 fault. */
-#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
-#else
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu));
-#endif
-#elif defined(KOPT_GNU_) && defined(__riscv_flen)
-    __asm__ __volatile__("fsrm %0, zero" : "=r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__s390x__)
-    __asm__ __volatile__("efpc %0" : "=d"(e->control));
-    __asm__ __volatile__("sfpc %0" : : "d"(e->control & 0x07FFFFF8u));
-#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
-    __asm__ __volatile__("cfc1 %0, $31" : "=r"(e->control));
-    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control & 0xFEFFF07Cu));
-#elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
-    __asm__ __volatile__("movfcsr2gr %0, $fcsr0" : "=r"(e->control));
-    __asm__ __volatile__("movgr2fcsr $fcsr0, %0" : : "r"(e->control & 0xFFFFFCE0u));
+#elif defined(KOPT_CONTROL_)
+    KOPT_CONTROL_(KOPT_ENTER_)
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__ __volatile__("mffs %0\n\tmtfsfi 6, 0\n\tmtfsfi 7, 0" : "=d"(e->power));
 #else
@@ -2580,18 +2570,8 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #elif defined(KOPT_USES_X87_)
     if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
     if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
-#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
-    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)e->control));
-#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__riscv_flen)
-    __asm__ __volatile__("fsrm %0" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__s390x__)
-    __asm__ __volatile__("sfpc %0" : : "d"(e->control));
-#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
-    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
-    __asm__ __volatile__("movgr2fcsr $fcsr0, %0" : : "r"(e->control));
+#elif defined(KOPT_CONTROL_)
+    KOPT_CONTROL_(KOPT_LEAVE_)
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* only the fields of the traps and of the rounding mode */
 #else
@@ -2814,8 +2794,7 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimiz
     s->unrectified = s->sync = 0;
     s->stable = opt->rule == KOPT_RULE_ADAM && opt->stable;
     s->seed = opt->seed;
-    s->feedback = 0;
-    s->slow_scale = 0;
+    s->feedback = s->slow_scale = 0;
 }
 
 /* 1 - x in binary64, rounded to fp32: for dampening, lookahead_rate and the decay of an average. For betas there is
@@ -2832,8 +2811,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
     s->made = KOPT_BEGUN_;
     s->step = opt->step + 1;
-    s->grad_scale = kopt_to_float_(opt->grad_scale);
-    s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(opt->clip));
+    s->grad_scale = kopt_mul_(kopt_to_float_(opt->grad_scale), kopt_to_float_(opt->clip));
     if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     s->l2 = decay_mode == KOPT_DECAY_L2 ? weight_decay : 0;
     s->rate = rule == KOPT_RULE_EMA ? kopt_one_minus_(opt->beta1) : kopt_to_float_(opt->lr);
