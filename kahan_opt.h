@@ -647,9 +647,8 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
 }
 
 /* *w += delta. The compensation *c, 0 at first, keeps what does not fit into *w, so that updates down to 2^-31 of the
-   weight count in full, in the mean. In the default floating-point environment, which this function does not set, the
-   bits are those of a step's KAHAN store with the same random16. random16 = 0x8000 rounds *c to nearest, ties away from
-   zero. */
+   weight count in full, in the mean. In the default floating-point environment, which it does not set, the bits are
+   those of a step's KAHAN store with the same random16. random16 = 0x8000 rounds *c to nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y, sum;
     uint32_t rounded, compensation;
@@ -697,8 +696,7 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
    those of a step of kopt_sgd(1, 0) with the gradient -delta and with the seed, step and id of key. So change key
    before each call, for example by key.step++: with the same key, small updates are lost as with KOPT_NEAREST. delta
    must overlap neither w nor c. Errors, with nothing written: KOPT_ERROR_OPTION for another format, KOPT_ERROR_BOUNDS
-   if key.first_index is not below 2^63 or n is above SIZE_MAX / 32 - 8, KOPT_ERROR_NULL (any pointer may be NULL if n
-   is 0), KOPT_ERROR_OVERLAP. */
+   if key.first_index is not below 2^63 or n is above SIZE_MAX / 32 - 8, KOPT_ERROR_NULL, KOPT_ERROR_OVERLAP. */
 KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
                                       kopt_random_key key);
 
@@ -1034,8 +1032,7 @@ KOPT_INLINE_ kopt_tensor kopt_tensor_of(void *weight, kopt_format weight_format,
 
 /* The same for typed pointers and a constant format: KOPT_TENSOR(KOPT_BF16, weight, grad, n, state, sizeof state).
    Gradients of 4 bytes are KOPT_F32, others have the format of the weights. Elements of another size do not compile.
-   For pointers to void, a format that is a variable, and bf16 gradients of fp32 or fp16 weights, there is
-   kopt_tensor_of(). */
+   Use kopt_tensor_of() for pointers to void, a format in a variable, and bf16 gradients of fp32 or fp16 weights. */
 #define KOPT_TENSOR(format, weight, grad, n, state, state_size)                                         \
     kopt_tensor_of(weight, format, grad, sizeof *(grad) == 4 ? KOPT_F32 : (format), n, state,               \
                    (state_size) + 0 * KOPT_FITS_(format, sizeof *(weight), sizeof *(grad)))
@@ -1420,8 +1417,7 @@ KOPT_API_ KOPT_RESULT_ kopt_scaler_update(kopt_scaler *scaler, int found_inf);
    Do not call it, or kopt_scaler_step(), for one group after the other: the first call changes the scale that the
    gradients of the others have. KOPT_ERROR_MISMATCH refuses that: all optimizers of a call have made fewer steps than
    one that the scaler was used with before. Two losses, each with a backward pass of its own, need a scaler each. If an
-   optimizer goes back to an older checkpoint, the scaler goes back with it, or begins again: *scaler =
-   kopt_scaler_of(). */
+   optimizer goes back to an older checkpoint, the scaler goes back with it, or is a new kopt_scaler_of(). */
 KOPT_API_ KOPT_RESULT_ kopt_scaler_begin(kopt_scaler *scaler, kopt_step *steps, kopt_optimizer *opts, size_t count,
                                          const kopt_norm *norm, double max_norm, int *skipped);
 
@@ -1442,8 +1438,7 @@ typedef struct kopt_closure {
    the closure may leave by longjmp, or, if the implementation has unwind tables (as on x86-64), by an exception; *opt
    and *scaler are then unchanged. They must not change the arguments of the call, which are checked before: gradients
    alone. Errors: those of kopt_optimizer_step() and kopt_scaler_begin(), all returned before evaluate is called. With
-   evaluate, which makes the gradients with the scale of this call, several optimizers may take turns (no
-   KOPT_ERROR_MISMATCH). */
+   evaluate, whose gradients have the scale of this call, several optimizers may take turns: no KOPT_ERROR_MISMATCH. */
 KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                         size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
@@ -2689,8 +2684,7 @@ static int kopt_feedback_fits_(kopt_rule rule, int moment_count, kopt_format fir
 #define MUST_(condition, error, why) \
     if (!(condition)) return *words = (why), KOPT_ERROR_##error
 
-/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. *words:
-   why, for a human. */
+/* Refuses an optimizer that no constructor made, or with a field out of range or that does not apply. *words: why. */
 static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
     const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
     MUST_(opt != NULL, NULL, "the optimizer is NULL");
@@ -2797,8 +2791,7 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimiz
     s->feedback = s->slow_scale = 0;
 }
 
-/* 1 - x in binary64, rounded to fp32: for dampening, lookahead_rate and the decay of an average. For betas there is
-   kopt_one_minus_beta_(). */
+/* 1 - x in binary64, rounded to fp32. For betas there is kopt_one_minus_beta_(). */
 static KOPT_UNUSED_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(1, x)); }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
