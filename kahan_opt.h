@@ -142,10 +142,9 @@
    6. Memory. Any alignment (inline functions: that of the type); n up to SIZE_MAX / 32 - 8; pointers may be NULL if n
       is 0. The stack use, measured with gcc and clang, is at most 12 KB (3 KB in a build without vectors), and 4 KB
       more with 8-bit moments or with what KAHAN_OPT_VMATH adds. Compiled by clang -O0, functions use up to 48 KB.
-   7. Bad input is refused before anything is written. Every function that can fail returns a kopt_result, which
-      kopt_result_string() explains. Overlapping buffers of one tensor are refused; for lists of tensors see STEP. A
-      struct of zeros either means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused. Inline steps
-      check nothing.
+   7. Bad input is refused before anything is written, but inline steps check nothing. Every function that can fail
+      returns a kopt_result, which kopt_result_string() explains. Overlapping buffers of one tensor are refused; for
+      lists see STEP. A struct of zeros means the defaults (kopt_tensor, kopt_norm, kopt_random_key) or is refused.
    8. State is bytes. kopt_save() writes a list of tensors, weights included, as one checkpoint: portable
       (little-endian), with a checksum. kopt_load() checks all of it, then sets weights, states and optimizer. Steps
       after that continue bit for bit. A checkpoint loads only under the rule, decay mode, formats and roundings that
@@ -410,14 +409,12 @@ typedef union kopt_bitcast_ {
 
 /* Bitcasts. */
 KOPT_INLINE_ uint32_t kopt_bits_(float x) {
-    kopt_bitcast_ w;
-    w.f = x;
+    const kopt_bitcast_ w = {x};
     return w.u;
 }
 
 KOPT_INLINE_ uint32_t kopt_as_u32_(float x) {
-    const kopt_bitcast_ w = {x};
-    uint32_t bits = w.u;
+    uint32_t bits = kopt_bits_(x);
 #if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
     __asm__("" : "+r"(bits)); /* clang 19 -Ofast turns tests of the bits into tests of x, and assumes it is not NaN */
 #endif
@@ -554,104 +551,71 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #endif
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__)
 #define KOPT_OPAQUE_FLOAT_(x) ((void)0)
-#define KOPT_OPAQUE_FLOATS_(x, y) ((void)0)
 #else
 #define KOPT_OPAQUE_FLOAT_(x) __asm__("" : "+" KOPT_REGISTER_(x))
-#define KOPT_OPAQUE_FLOATS_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
 #endif
 
-/* An instruction in PTX: no flag of nvcc changes it. */
+/* Functions of one operation. On a GPU it is an instruction in PTX, which no flag of nvcc changes. */
 #ifdef __CUDA_ARCH__
-#define KOPT_PTX_(operation, letter, r, a, b) asm(operation " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b))
-#endif
-
-KOPT_INLINE_ float kopt_add_(float a, float b) {
-    float sum;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("add.rn.f32", "f", sum, a, b);
+#define KOPT_PTX_(name, number, letter, ptx)                            \
+    KOPT_INLINE_ number name(number a, number b) {                      \
+        number r;                                                       \
+        asm(ptx " %0, %1, %2;" : "=" letter(r) : letter(a), letter(b)); \
+        return r;                                                       \
+    }
+#define KOPT_OPERATION_(name, operation, ptx) KOPT_PTX_(name, float, "f", ptx ".f32")
 #else
-    sum = a + b;
-    KOPT_OPAQUE_FLOAT_(sum);
+#define KOPT_OPERATION_(name, operation, ptx)   \
+    KOPT_INLINE_ float name(float a, float b) { \
+        float r = a operation b;                \
+        KOPT_OPAQUE_FLOAT_(r);                  \
+        return r;                               \
+    }
 #endif
-    return sum;
-}
-
-KOPT_INLINE_ float kopt_sub_(float a, float b) {
-    float difference;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("sub.rn.f32", "f", difference, a, b);
-#else
-    difference = a - b;
-    KOPT_OPAQUE_FLOAT_(difference);
-#endif
-    return difference;
-}
-
-KOPT_INLINE_ float kopt_mul_(float a, float b) {
-    float product;
-#ifdef __CUDA_ARCH__
-    KOPT_PTX_("mul.rn.f32", "f", product, a, b);
-#else
-    product = a * b;
-    KOPT_OPAQUE_FLOAT_(product);
-#endif
-    return product;
-}
+KOPT_OPERATION_(kopt_add_, +, "add.rn")
+KOPT_OPERATION_(kopt_sub_, -, "sub.rn")
+KOPT_OPERATION_(kopt_mul_, *, "mul.rn")
 
 /* a / b, correctly rounded: in assembly, as -mrecip, -mlow-precision-div and PowerPC's clang -Ofast use estimates. */
 KOPT_INLINE_ float kopt_div_(float a, float b) {
-    float r;
 #ifdef __CUDA_ARCH__
-    KOPT_PTX_("div.rn.f32", "f", r, a, b);
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b));
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
-    __asm__("fdivs %0, %1, %2" : "=f"(r) : "f"(a), "f"(b));
+    __asm__("fdivs %0, %1, %2" : "=f"(a) : "f"(a), "f"(b));
 #elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__)) && defined(__AVX__)
-    __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(r) : "x"(a), "x"(b));
+    __asm__("vdivss {%2, %1, %0|%0, %1, %2}" : "=x"(a) : "x"(a), "x"(b));
 #elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__))
-    __asm__("divss {%2, %0|%0, %2}" : "=x"(r) : "0"(a), "x"(b));
+    __asm__("divss {%2, %0|%0, %2}" : "=x"(a) : "0"(a), "x"(b));
 #elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
-    __asm__("fdiv %s0, %s1, %s2" : "=w"(r) : "w"(a), "w"(b));
+    __asm__("fdiv %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
-    __asm__("vdiv.f32 %0, %1, %2" : "=t"(r) : "t"(a), "t"(b));
+    __asm__("vdiv.f32 %0, %1, %2" : "=t"(a) : "t"(a), "t"(b));
 #else
-    /* Against -freciprocal-math, which multiplies by 1 / b, computed once for a whole loop. */
-    KOPT_OPAQUE_FLOATS_(a, b);
-    r = a / b;
-    KOPT_OPAQUE_FLOAT_(r);
+    KOPT_OPAQUE_FLOAT_(a);
+    KOPT_OPAQUE_FLOAT_(b); /* or -freciprocal-math multiplies by 1 / b, computed once for a whole loop */
+    a = a / b;
+    KOPT_OPAQUE_FLOAT_(a);
 #endif
-    return r;
+    return a;
 }
 
 /* Square root, correctly rounded: one instruction where the machine has it, else bit by bit. */
 KOPT_INLINE_ float kopt_sqrt_(float x) {
 #ifdef __CUDA_ARCH__
-    float root;
-    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(x));
-    return root;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(x) : "f"(x));
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__)) && defined(__AVX__)
+    __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(x) : "x"(x));
 #elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__))
-    float root;
-#ifdef __AVX__
-    __asm__("vsqrtss {%1, %1, %0|%0, %1, %1}" : "=x"(root) : "x"(x));
-#else
-    __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(root) : "x"(x));
-#endif
-    return root;
+    __asm__("sqrtss {%1, %0|%0, %1}" : "=x"(x) : "x"(x));
 #elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
-    float root;
-    __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(x));
-    return root;
+    __asm__("fsqrt %s0, %s1" : "=w"(x) : "w"(x));
 #elif defined(KOPT_GNU_) && (defined(__riscv_flen) || defined(__loongarch_hard_float))
-    float root;
-    __asm__("fsqrt.s %0, %1" : "=f"(root) : "f"(x));
-    return root;
+    __asm__("fsqrt.s %0, %1" : "=f"(x) : "f"(x));
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
-    float root;
-    __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
-    return root;
+    __asm__("vsqrt.f32 %0, %1" : "=t"(x) : "t"(x));
 #elif defined(KOPT_GNU_) && defined(__wasm__)
-    float root = __builtin_sqrtf(x);
-    KOPT_OPAQUE_FLOAT_(root);
-    return root;
+    x = __builtin_sqrtf(x);
+    KOPT_OPAQUE_FLOAT_(x);
 #else
     uint32_t u = kopt_as_u32_(x), exponent = u >> 23, significand = u & 0x007FFFFFu, root = 0, trial;
     uint32_t remainder = 0, i;
@@ -677,14 +641,14 @@ KOPT_INLINE_ float kopt_sqrt_(float x) {
         }
     }
     root = (root + 1u) >> 1; /* never a tie: a root of exactly 25 bits has a square of 49 or 50 bits, and x has 24 */
-    return kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
+    x = kopt_as_f32_((exponent << 23) + (root - 0x00800000u));
 #endif
+    return x;
 }
 
 /* *w += delta. The compensation *c, 0 at first, keeps what does not fit into *w, so that updates down to 2^-31 of the
-   weight count in full, in the mean. In the default floating-point environment, which this function does not set, the
-   bits are those of a step's KAHAN store with the same random16. random16 = 0x8000 rounds *c to nearest, ties away from
-   zero. */
+   weight count in full, in the mean. In the default floating-point environment, which it does not set, the bits are
+   those of a step's KAHAN store with the same random16. random16 = 0x8000 rounds *c to nearest, ties away from zero. */
 KOPT_INLINE_ void kopt_kahan_add_bf16(kopt_bf16 *w, kopt_bf16 *c, float delta, uint32_t random16) {
     float old = kopt_f32_from_bf16(*w), y, sum;
     uint32_t rounded, compensation;
@@ -732,8 +696,7 @@ KOPT_INLINE_ void kopt_kahan_add_fp16(kopt_fp16 *w, kopt_fp16 *c, float delta, u
    those of a step of kopt_sgd(1, 0) with the gradient -delta and with the seed, step and id of key. So change key
    before each call, for example by key.step++: with the same key, small updates are lost as with KOPT_NEAREST. delta
    must overlap neither w nor c. Errors, with nothing written: KOPT_ERROR_OPTION for another format, KOPT_ERROR_BOUNDS
-   if key.first_index is not below 2^63 or n is above SIZE_MAX / 32 - 8, KOPT_ERROR_NULL (any pointer may be NULL if n
-   is 0), KOPT_ERROR_OVERLAP. */
+   if key.first_index is not below 2^63 or n is above SIZE_MAX / 32 - 8, KOPT_ERROR_NULL, KOPT_ERROR_OVERLAP. */
 KOPT_API_ KOPT_RESULT_ kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
                                       kopt_random_key key);
 
@@ -789,11 +752,14 @@ KOPT_INLINE_ uint32_t kopt_inline_random_(const kopt_inline_optimizer *opt, uint
     return two >> 16 << 17 | ((two + (two >> 16 << 1) * (uint32_t)(i >> 7 & 15) * 8) & 0xFFFFu);
 }
 
-/* 1 - beta^step, by squaring, without cancellation: 1 - (1 - a)(1 - b) = a + b - ab */
-KOPT_INLINE_ float kopt_inline_correction_(float gain, uint32_t step) {
+/* 1 - (1 - a)(1 - b), where 1 - a and 1 - b would lose digits of small a and b. */
+KOPT_INLINE_ float kopt_combine_gains_(float a, float b) { return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b)); }
+
+/* The bias correction 1 - beta^step, by squaring. */
+KOPT_INLINE_ float kopt_correction_(float gain, uint32_t step) {
     float r = 0;
-    for (;; gain = kopt_sub_(kopt_add_(gain, gain), kopt_mul_(gain, gain))) {
-        if ((step & 1u) != 0) r = kopt_sub_(kopt_add_(r, gain), kopt_mul_(r, gain));
+    for (;; gain = kopt_combine_gains_(gain, gain)) {
+        if ((step & 1u) != 0) r = kopt_combine_gains_(r, gain);
         if ((step >>= 1) == 0) return r;
     }
 }
@@ -812,8 +778,8 @@ KOPT_INLINE_ void kopt_inline_adamw(kopt_inline_optimizer *opt, kopt_bf16 *weigh
                                     const kopt_bf16 *grad, size_t n) {
     kopt_bf16 *c = state, *m = state + n, *v = state + 2 * n;
     const uint32_t t = opt->step = kopt_inline_next_(opt->step);
-    const float rate = kopt_div_(opt->lr, kopt_inline_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
-    const float scale = kopt_div_(1, kopt_sqrt_(kopt_inline_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
+    const float rate = kopt_div_(opt->lr, kopt_correction_(opt->gain1, t));        /* lr / (1 - beta1^t) */
+    const float scale = kopt_div_(1, kopt_sqrt_(kopt_correction_(opt->gain2, t))); /* 1 / sqrt(1 - beta2^t) */
     const float decay = kopt_mul_(opt->lr, opt->weight_decay);
     const float beta1 = kopt_sub_(1, opt->gain1), beta2 = kopt_sub_(1, opt->gain2);
     uint32_t words[4], r;
@@ -892,8 +858,7 @@ typedef struct kopt_optimizer {
     int atan2_outside;               /* Adam-atan2: 1: the bias correction of m is outside of atan2: w -=
                                         lr * a / (1 - beta1^t) * atan2(m, b * sqrt(v / (1 - beta2^t))). With a = b = 1
                                         this is the Python package adam-atan2; default 0 */
-    uint32_t step;                   /* steps begun so far, at most 2^32 - 1; 0 for a new run. kopt_step_begin() counts
-                                        them */
+    uint32_t step;                   /* steps begun so far, at most 2^32 - 1; 0 for a new run */
     uint32_t reserved32_;            /* 0 */
     /* kopt_step_begin() rounds all numbers below to float. It computes 1 - beta and 1 - dampening before it rounds:
        1 - 0.999f would have a relative error of 1.3e-5. */
@@ -1011,8 +976,7 @@ typedef struct kopt_tensor {
                                    shard get the bits of the whole tensor */
     double rate_scale;          /* factor of the learning rate and of the weight decay of this tensor: finite, >= 0,
                                    otherwise KOPT_ERROR_RANGE (-0, too). 0 (default) means 1, so no schedule may end at
-                                   0. To freeze a tensor, leave it out of the list. One that joins later than the others
-                                   needs an optimizer of its own: see kopt_optimizer_step() */
+                                   0. To freeze a tensor: see kopt_optimizer_step() */
     double stable_scale;        /* StableAdamW in parts: kopt_norm_stable_scale() of the whole tensor, for one step
                                    only; finite, >= 0, otherwise KOPT_ERROR_RANGE. Rate and weight decay are multiplied
                                    by it and by rate_scale. 0 (default): not measured; a step over all n elements then
@@ -1068,8 +1032,7 @@ KOPT_INLINE_ kopt_tensor kopt_tensor_of(void *weight, kopt_format weight_format,
 
 /* The same for typed pointers and a constant format: KOPT_TENSOR(KOPT_BF16, weight, grad, n, state, sizeof state).
    Gradients of 4 bytes are KOPT_F32, others have the format of the weights. Elements of another size do not compile.
-   For pointers to void, a format that is a variable, and bf16 gradients of fp32 or fp16 weights, there is
-   kopt_tensor_of(). */
+   Use kopt_tensor_of() for pointers to void, a format in a variable, and bf16 gradients of fp32 or fp16 weights. */
 #define KOPT_TENSOR(format, weight, grad, n, state, state_size)                                         \
     kopt_tensor_of(weight, format, grad, sizeof *(grad) == 4 ? KOPT_F32 : (format), n, state,               \
                    (state_size) + 0 * KOPT_FITS_(format, sizeof *(weight), sizeof *(grad)))
@@ -1247,10 +1210,9 @@ KOPT_API_ KOPT_RESULT_ kopt_step_range(const kopt_step *step, const kopt_tensor 
 /* ---- CHECKPOINTS ------------------------------------------------------------------------------------------------- */
 
 /* A checkpoint holds a whole list of tensors under one checksum (CRC-32): the options, hyper-parameters, seed and step
-   count of the optimizer, and of each tensor its id, first_index, weights and state. Its bytes are the same on every
-   machine, and every later version of the library reads them: docs/numerics.md section 8c. Save between two steps. With
-   several lists (parameter groups) make one checkpoint of each. A training loop has more to keep, such as a kopt_scaler
-   and the position in its data: docs/examples/checkpoint.c writes all to a file that survives a crash.
+   count of the optimizer, and of each tensor its id, first_index, weights and state (docs/numerics.md section 8c). Save
+   between two steps. With several lists (parameter groups) make one checkpoint of each. A training loop has more to
+   keep: a kopt_scaler, its place in the data. docs/examples/checkpoint.c writes all to a file that survives a crash.
 
        size_t size = kopt_save_size(&opt, tensors, count);
        save:    kopt_save(&opt, tensors, count, bytes, size)
@@ -1391,8 +1353,7 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
        kopt_step_range(&step, &t, 1, begin, end);                each range once
 
    t.stable_scale belongs to one step: measure again, or set it to 0, before the next. If it is 0, a step over all n
-   elements (kopt_step_run, kopt_optimizer_step, kopt_scaler_step, or kopt_step_range from 0 to n) measures these n
-   elements itself: wrong for a shard, which needs the scale of its whole tensor. t.rate_scale multiplies the rate, too.
+   elements measures these itself: wrong for a shard, which needs the scale of its whole tensor.
 
    Adds the squares of g / max(sqrt(v) * root_scale, eps), with v as after the step (docs/numerics.md section 6a), of
    elements begin to end - 1 to *norm. The sum is exact: the slicing does not matter. The tensor is only read. Errors:
@@ -1456,8 +1417,7 @@ KOPT_API_ KOPT_RESULT_ kopt_scaler_update(kopt_scaler *scaler, int found_inf);
    Do not call it, or kopt_scaler_step(), for one group after the other: the first call changes the scale that the
    gradients of the others have. KOPT_ERROR_MISMATCH refuses that: all optimizers of a call have made fewer steps than
    one that the scaler was used with before. Two losses, each with a backward pass of its own, need a scaler each. If an
-   optimizer goes back to an older checkpoint, the scaler goes back with it, or begins again: *scaler =
-   kopt_scaler_of(). */
+   optimizer goes back to an older checkpoint, the scaler goes back with it, or is a new kopt_scaler_of(). */
 KOPT_API_ KOPT_RESULT_ kopt_scaler_begin(kopt_scaler *scaler, kopt_step *steps, kopt_optimizer *opts, size_t count,
                                          const kopt_norm *norm, double max_norm, int *skipped);
 
@@ -1478,8 +1438,7 @@ typedef struct kopt_closure {
    the closure may leave by longjmp, or, if the implementation has unwind tables (as on x86-64), by an exception; *opt
    and *scaler are then unchanged. They must not change the arguments of the call, which are checked before: gradients
    alone. Errors: those of kopt_optimizer_step() and kopt_scaler_begin(), all returned before evaluate is called. With
-   evaluate, which makes the gradients with the scale of this call, several optimizers may take turns (no
-   KOPT_ERROR_MISMATCH). */
+   evaluate, whose gradients have the scale of this call, several optimizers may take turns: no KOPT_ERROR_MISMATCH. */
 KOPT_API_ KOPT_RESULT_ kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt, const kopt_tensor *tensors,
                                         size_t count, double max_norm, const kopt_closure *closure, int *skipped);
 
@@ -1810,12 +1769,10 @@ KOPT_EXTERN_ void *memset(void *to, int value, size_t size);
 #define KOPT_PREFETCH_(p) ((void)(p))
 #endif
 
-#ifdef KOPT_GCC_
-#if !defined(__OPTIMIZE__) && !defined(__CUDACC__)
+#if defined(KOPT_GCC_) && !defined(__OPTIMIZE__) && !defined(__CUDACC__)
 #define KOPT_OPTIMIZED_HERE_
 #pragma GCC push_options
 #pragma GCC optimize("O2") /* at -O0 vector code is 8-15x slower */
-#endif
 #endif
 
 /* ---- INTERNAL TYPES ---------------------------------------------------------------------------------------------- */
@@ -2016,16 +1973,6 @@ static KOPT_NOINLINE_ KOPT_UNUSED_ const kopt_byte_ *kopt_copy_padded_(kopt_byte
     return part;
 }
 
-KOPT_INLINE_ int kopt_greater_(float a, float b) { /* a > b */
-#ifdef __CUDA_ARCH__
-    int r;
-    asm("{ .reg .pred above; setp.gt.f32 above, %1, %2; selp.s32 %0, 1, 0, above; }" : "=r"(r) : "f"(a), "f"(b));
-    return r;
-#else
-    return a > b;
-#endif
-}
-
 /* ---- BINARY64 ARITHMETIC ----------------------------------------------------------------------------------------- */
 
 #if defined(__SIZEOF_DOUBLE__) && __SIZEOF_DOUBLE__ != 8
@@ -2045,15 +1992,11 @@ KOPT_INLINE_ double kopt_bits_to_f64_(uint64_t bits) {
 
 /* Exact, in any floating-point environment. */
 KOPT_INLINE_ double kopt_to_double_(float x) {
-    uint32_t u = kopt_as_u32_(x), fraction = u & 0x007FFFFFu, exponent = (u >> 23 & 0xFFu) + 896;
-    const uint64_t sign = (uint64_t)(u >> 31) << 63;
-    if (exponent == 896 && fraction == 0) return kopt_bits_to_f64_(sign);
-    if (exponent == 896 + 255) exponent = 2047;
-    if (exponent == 896) { /* subnormal as a float, normal as a double */
-        for (exponent++; fraction < 0x00800000u; fraction <<= 1) exponent--;
-        fraction &= 0x007FFFFFu;
-    }
-    return kopt_bits_to_f64_(sign | (uint64_t)exponent << 52 | (uint64_t)fraction << 29);
+    const uint32_t u = kopt_as_u32_(x), mag = u & 0x7FFFFFFFu;
+    uint64_t bits = ((uint64_t)mag << 29) + ((uint64_t)896 << 52);                   /* normal: bias 1023, not 127 */
+    if (mag >= 0x7F800000u) bits |= (uint64_t)0x7FF << 52;                           /* infinity, NaN */
+    if (mag < 0x00800000u) bits = kopt_bits64_((double)mag) - ((uint64_t)149 << 52); /* mag * 2^-149 */
+    return kopt_bits_to_f64_((uint64_t)(u >> 31) << 63 | (mag == 0 ? 0 : bits));
 }
 
 #if defined(KOPT_X86_64_) || (defined(__i386__) && defined(__SSE2_MATH__)) || defined(KOPT_AARCH64_)
@@ -2064,9 +2007,7 @@ KOPT_INLINE_ double kopt_to_double_(float x) {
 /* Hides x from the compiler. Every operation stands between two of these barriers, and volatile keeps their order: none
    moves before kopt_enter_() or after kopt_leave_(), which set and restore the floating-point environment. */
 KOPT_INLINE_ double kopt_opaque64_(double x) {
-#ifdef __CUDA_ARCH__
-    return x;
-#elif defined(KOPT_GNU_)
+#if defined(KOPT_GNU_) && !defined(__CUDA_ARCH__)
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(x));
     return x;
 #else
@@ -2076,49 +2017,40 @@ KOPT_INLINE_ double kopt_opaque64_(double x) {
 }
 
 #ifdef __CUDA_ARCH__
-#define KOPT_OPERATION64_(name, ptx, operation)    \
-    KOPT_INLINE_ double name(double a, double b) { \
-        double r;                                  \
-        KOPT_PTX_(ptx, "d", r, a, b);              \
-        return r;                                  \
-    }
+#define KOPT_OPERATION64_(name, operation, ptx) KOPT_PTX_(name, double, "d", ptx ".f64")
 #else
-#define KOPT_OPERATION64_(name, ptx, operation) \
+#define KOPT_OPERATION64_(name, operation, ptx) \
     KOPT_INLINE_ double name(double a, double b) { return kopt_opaque64_(a operation kopt_opaque64_(b)); }
 #endif
-KOPT_OPERATION64_(kopt_mul64_, "mul.rn.f64", *)
-KOPT_OPERATION64_(kopt_add64_, "add.rn.f64", +)
-KOPT_OPERATION64_(kopt_sub64_, "sub.rn.f64", -)
-#if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__) || \
-    !(defined(KOPT_X86_64_) || defined(__SSE2_MATH__) || defined(KOPT_AARCH64_) || defined(__powerpc__))
-KOPT_OPERATION64_(kopt_div64_, "div.rn.f64", /)
-#else
+KOPT_OPERATION64_(kopt_mul64_, *, "mul.rn")
+KOPT_OPERATION64_(kopt_add64_, +, "add.rn")
+KOPT_OPERATION64_(kopt_sub64_, -, "sub.rn")
 KOPT_INLINE_ double kopt_div64_(double a, double b) { /* in assembly, as in kopt_div_() */
-#if defined(__powerpc__)
+#ifdef __CUDA_ARCH__
+    asm("div.rn.f64 %0, %1, %2;" : "=d"(a) : "d"(a), "d"(b));
+#elif defined(KOPT_GNU_) && defined(__powerpc__)
     __asm__ __volatile__("fdiv %0, %0, %1" : "+d"(a) : "d"(b));
-#elif defined(KOPT_AARCH64_)
+#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
     __asm__ __volatile__("fdiv %d0, %d0, %d1" : "+w"(a) : "w"(b));
-#elif defined(__AVX__)
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__)) && defined(__AVX__)
     __asm__ __volatile__("vdivsd {%1, %0, %0|%0, %0, %1}" : "+x"(a) : "x"(b));
-#else
+#elif defined(KOPT_GNU_) && (defined(KOPT_X86_64_) || defined(__SSE2_MATH__))
     __asm__ __volatile__("divsd {%1, %0|%0, %1}" : "+x"(a) : "x"(b));
+#else
+    a = kopt_opaque64_(a / kopt_opaque64_(b));
 #endif
     return a;
 }
-#endif
 
 KOPT_INLINE_ float kopt_to_float_(double x) {
 #ifdef __CUDA_ARCH__
     float y;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
 #elif defined(KOPT_GNU_)
-    float y;
-    __asm__ __volatile__("" : "+" KOPT_REGISTER64_(x));
-    y = (float)x;
+    float y = (float)kopt_opaque64_(x);
     __asm__ __volatile__("" : "+" KOPT_REGISTER64_(y));
 #else
-    volatile double hidden = x;
-    volatile float y = (float)hidden;
+    volatile float y = (float)kopt_opaque64_(x);
 #endif
     return y;
 }
@@ -2178,23 +2110,9 @@ KOPT_ALWAYS_INLINE_ float kopt_one_minus_beta_(uint64_t beta) {
     return kopt_to_float_(kopt_bits_to_f64_((q << 1 >> 12) + ((uint64_t)(e - shift) << 52)));
 }
 
-/* 1 - (1 - a) * (1 - b). 1 - a and 1 - b would lose digits of small a and b. */
-KOPT_ALWAYS_INLINE_ float kopt_combine_gains_(float a, float b) { return kopt_sub_(kopt_add_(a, b), kopt_mul_(a, b)); }
-
-/* Stores beta and 1 - beta in fp32. Returns the bias correction 1 - beta^step. */
-static KOPT_HOST_DEVICE_ float kopt_beta_(double beta, uint32_t step, float *beta32, float *gain32) {
-    float gain = kopt_one_minus_beta_(kopt_bits64_(beta)), correction = 0;
-    *beta32 = kopt_to_float_(beta);
-    *gain32 = gain;
-    for (;; gain = kopt_combine_gains_(gain, gain)) {
-        if ((step & 1u) != 0) correction = kopt_combine_gains_(correction, gain);
-        step >>= 1;
-        if (step == 0) return correction;
-    }
-}
-
+/* Stores beta1 and beta2, and 1 - beta of each, in fp32, and computes kopt_correction_() of each. */
 #ifdef __CUDA_ARCH__
-/* kopt_beta_() of beta1 in the even lane of a pair, of beta2 in the odd one. Four bits of the step at a time. */
+/* Of beta1 in the even lane of a pair, of beta2 in the odd one. Four bits of the step at a time. */
 static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correction1,
                                                       float *correction2) {
     const int even = (int)(threadIdx.x & 30u);
@@ -2219,7 +2137,7 @@ static KOPT_FORCE_INLINE_ __device__ void kopt_betas_(const kopt_optimizer *opt,
     *correction2 = __shfl_sync(pair, correction, even + 1);
 }
 #else
-/* kopt_beta_() of beta1 and beta2, side by side: neither waits for the other. */
+/* Side by side: neither waits for the other. */
 static void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correction1, float *correction2) {
     float gain1 = kopt_one_minus_beta_(kopt_bits64_(opt->beta1)), r1 = 0;
     float gain2 = kopt_one_minus_beta_(kopt_bits64_(opt->beta2)), r2 = 0;
@@ -2233,8 +2151,7 @@ static void kopt_betas_(const kopt_optimizer *opt, kopt_begun_ *s, float *correc
             r1 = kopt_combine_gains_(r1, gain1);
             r2 = kopt_combine_gains_(r2, gain2);
         }
-        step >>= 1;
-        if (step == 0) break;
+        if ((step >>= 1) == 0) break;
     }
     *correction1 = r1;
     *correction2 = r2;
@@ -2429,20 +2346,6 @@ KOPT_INLINE_ int kopt_needs_random_(kopt_kind_ kind) {
     return (kind.rounding == KOPT_KAHAN || kind.rounding == KOPT_COMPACT) && kind.residual_rounding == KOPT_STOCHASTIC;
 }
 
-#ifdef KOPT_VECTOR_CODE_
-/* Bytes: more than a core's L2, and more than its share of L3. */
-enum { KOPT_CORE_CACHE_ = 1 << 21, KOPT_SHARED_CACHE_ = 1 << 25 };
-
-/* Does a step of n elements prefetch? If its arrays exceed `enough` bytes, and take longer than its arithmetic. */
-static KOPT_FORCE_INLINE_ int kopt_prefetches_(kopt_kind_ kind, size_t n, size_t enough) {
-    const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
-                         kopt_bytes_of_(kind.grad) + (unsigned)kind.moment_count * kopt_bytes_of_(kind.first);
-    if (n <= enough / bytes) return 0;
-    return kind.moment_count == 0 ||
-           (kind.weight == KOPT_F32 && kopt_unbuffered_(kind.first) == KOPT_F32 && kind.moment_count < 3);
-}
-#endif
-
 /* Has a step 8-bit moments? Then it goes by whole blocks. */
 static KOPT_UNUSED_ int kopt_has_blocks_(const kopt_begun_ *s) {
     return s->moment_count > 0 &&
@@ -2480,6 +2383,18 @@ KOPT_ALWAYS_INLINE_ kopt_philox_key_ kopt_make_philox_key_(uint64_t seed, uint32
 }
 
 #ifdef KOPT_VECTOR_CODE_
+/* Bytes: more than a core's L2, and more than its share of L3. */
+enum { KOPT_CORE_CACHE_ = 1 << 21, KOPT_SHARED_CACHE_ = 1 << 25 };
+
+/* Does a step of n elements prefetch? If its arrays exceed `enough` bytes, and take longer than its arithmetic. */
+static KOPT_FORCE_INLINE_ int kopt_prefetches_(kopt_kind_ kind, size_t n, size_t enough) {
+    const size_t bytes = kopt_bytes_of_(kind.weight) + kopt_bytes_of_residual_(kind.weight, kind.rounding) +
+                         kopt_bytes_of_(kind.grad) + (unsigned)kind.moment_count * kopt_bytes_of_(kind.first);
+    if (n <= enough / bytes) return 0;
+    return kind.moment_count == 0 ||
+           (kind.weight == KOPT_F32 && kopt_unbuffered_(kind.first) == KOPT_F32 && kind.moment_count < 3);
+}
+
 #define KOPT_BYTES_(p) ((kopt_byte_ *)(p))
 
 /* Random numbers of a tile, which touches up to 3 groups: 16 bits per element, in memory order. */
@@ -2585,6 +2500,30 @@ typedef struct kopt_environment_ {
 #endif
 #endif
 
+/* Other machines: the type of their control register, how to read and to write it, and the bits that a call keeps. */
+#if defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
+#define KOPT_CONTROL_(X) X(uint64_t, "mrs %0, fpcr", "msr fpcr, %0", 0)
+#elif defined(KOPT_GNU_) && defined(__ARM_FP) && defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
+/* Condition and exception flags, and LTPSIZE, without which low-overhead loops of a Cortex-M55 fault. */
+#define KOPT_CONTROL_(X) X(uint32_t, "vmrs %0, fpscr", "vmsr fpscr, %0", 0xF807009Fu)
+#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) /* condition and exception flags */
+#define KOPT_CONTROL_(X) X(uint32_t, "vmrs %0, fpscr", "vmsr fpscr, %0", 0xF800009Fu)
+#elif defined(KOPT_GNU_) && defined(__riscv_flen)
+#define KOPT_CONTROL_(X) X(uint32_t, "frrm %0", "fsrm %0", 0)
+#elif defined(KOPT_GNU_) && defined(__s390x__)
+#define KOPT_CONTROL_(X) X(uint32_t, "efpc %0", "sfpc %0", 0x07FFFFF8u)
+#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
+#define KOPT_CONTROL_(X) X(uint32_t, "cfc1 %0, $31", "ctc1 %0, $31", 0xFEFFF07Cu)
+#elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
+#define KOPT_CONTROL_(X) X(uint32_t, "movfcsr2gr %0, $fcsr0", "movgr2fcsr $fcsr0, %0", 0xFFFFFCE0u)
+#endif
+#define KOPT_ENTER_(type, get, set, kept)                    \
+    type old;                                                \
+    __asm__ __volatile__(get : "=r"(old));                   \
+    __asm__ __volatile__(set : : "r"((type)(old & (kept)))); \
+    e->control = (uint32_t)old;
+#define KOPT_LEAVE_(type, get, set, kept) __asm__ __volatile__(set : : "r"((type)e->control));
+
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if defined(KOPT_INTRINSIC_MXCSR_)
     e->control = _mm_getcsr();
@@ -2603,31 +2542,8 @@ static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
         __asm__ __volatile__("fnstcw %0" : "=m"(e->x87));
         __asm__ __volatile__("fldcw %0" : : "m"(x87));
     }
-#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
-    uint64_t old;
-    __asm__ __volatile__("mrs %0, fpcr" : "=r"(old));
-    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)0));
-    e->control = (uint32_t)old;
-#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    __asm__ __volatile__("vmrs %0, fpscr" : "=r"(e->control));
-/* Both masks keep the condition and exception flags; that of M profile also LTPSIZE, without which low-overhead loops
-   of a Cortex-M55 fault. */
-#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF807009Fu));
-#else
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control & 0xF800009Fu));
-#endif
-#elif defined(KOPT_GNU_) && defined(__riscv_flen)
-    __asm__ __volatile__("fsrm %0, zero" : "=r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__s390x__)
-    __asm__ __volatile__("efpc %0" : "=d"(e->control));
-    __asm__ __volatile__("sfpc %0" : : "d"(e->control & 0x07FFFFF8u));
-#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
-    __asm__ __volatile__("cfc1 %0, $31" : "=r"(e->control));
-    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control & 0xFEFFF07Cu));
-#elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
-    __asm__ __volatile__("movfcsr2gr %0, $fcsr0" : "=r"(e->control));
-    __asm__ __volatile__("movgr2fcsr $fcsr0, %0" : : "r"(e->control & 0xFFFFFCE0u));
+#elif defined(KOPT_CONTROL_)
+    KOPT_CONTROL_(KOPT_ENTER_)
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__ __volatile__("mffs %0\n\tmtfsfi 6, 0\n\tmtfsfi 7, 0" : "=d"(e->power));
 #else
@@ -2649,18 +2565,8 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 #elif defined(KOPT_USES_X87_)
     if (KOPT_USES_MXCSR_()) KOPT_LDMXCSR_(e->control);
     if (KOPT_USES_X87_()) __asm__ __volatile__("fldcw %0" : : "m"(e->x87));
-#elif defined(KOPT_GNU_) && defined(KOPT_AARCH64_)
-    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)e->control));
-#elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP)
-    __asm__ __volatile__("vmsr fpscr, %0" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__riscv_flen)
-    __asm__ __volatile__("fsrm %0" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__s390x__)
-    __asm__ __volatile__("sfpc %0" : : "d"(e->control));
-#elif defined(KOPT_GNU_) && defined(__mips_hard_float)
-    __asm__ __volatile__("ctc1 %0, $31" : : "r"(e->control));
-#elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
-    __asm__ __volatile__("movgr2fcsr $fcsr0, %0" : : "r"(e->control));
+#elif defined(KOPT_CONTROL_)
+    KOPT_CONTROL_(KOPT_LEAVE_)
 #elif defined(KOPT_GNU_) && defined(__powerpc__) && !defined(_SOFT_FLOAT)
     __asm__ __volatile__("mtfsf 3, %0" : : "d"(e->power)); /* only the fields of the traps and of the rounding mode */
 #else
@@ -2679,51 +2585,56 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
 /* The same of a kopt_step: "ST", and the version, of which every digit counts. */
 #define KOPT_BEGUN_ (0x53540000u + KOPT_VERSION)
 
-/* Of each kopt_rule: its moments, how many more are optional, and the defaults of its constructor. Decays and betas are
-   in thousandths, because no flag of a compiler changes an integer. */
+/* The constructors: the rule of each, and its defaults. Decays and betas are in thousandths, because no flag of a
+   compiler changes an integer. */
 static const struct kopt_rule_row_ {
-    kopt_byte_ moments, optional, decay_mode;
+    kopt_byte_ constructor, rule, decay_mode;
     uint32_t weight_decay, beta1, beta2, inverse_eps;
-} kopt_rules_[] = {{0, 1, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* SGD */
-                   {2, 1, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* Adam */
-                   {1, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000},  /* Lion */
-                   {4, 0, KOPT_DECAY_DECOUPLED, 20, 980, 920, 1000000},   /* Adan */
-                   {2, 0, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* RAdam */
-                   {2, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 1000000},    /* Ranger */
-                   {0, 0, KOPT_DECAY_L2, 0, 900, 999, 100000000},         /* EMA */
-                   {2, 0, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000}}; /* Adam-atan2 */
-typedef char kopt_rules_complete_[sizeof kopt_rules_ / sizeof *kopt_rules_ == KOPT_LAST_RULE_ + 1 ? 1 : -1];
+} kopt_rules_[] = {{KOPT_RULE_SGD, KOPT_RULE_SGD, KOPT_DECAY_L2, 0, 900, 999, 100000000},
+                   {KOPT_RULE_ADAM, KOPT_RULE_ADAM, KOPT_DECAY_L2, 0, 900, 999, 100000000},
+                   {KOPT_RULE_ADAMW, KOPT_RULE_ADAM, KOPT_DECAY_DECOUPLED, 10, 900, 999, 100000000},
+                   {KOPT_RULE_STABLE_ADAMW, KOPT_RULE_ADAM, KOPT_DECAY_DECOUPLED, 10, 900, 990, 1000000},
+                   {KOPT_RULE_LION, KOPT_RULE_LION, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000},
+                   {KOPT_RULE_SMOOTH_LION, KOPT_RULE_LION, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000},
+                   {KOPT_RULE_ADAN, KOPT_RULE_ADAN, KOPT_DECAY_DECOUPLED, 20, 980, 920, 1000000},
+                   {KOPT_RULE_RADAM, KOPT_RULE_RADAM, KOPT_DECAY_L2, 0, 900, 999, 100000000},
+                   {KOPT_RULE_RANGER, KOPT_RULE_RANGER, KOPT_DECAY_DECOUPLED, 0, 900, 990, 1000000},
+                   {KOPT_RULE_EMA, KOPT_RULE_EMA, KOPT_DECAY_L2, 0, 900, 999, 100000000},
+                   {KOPT_RULE_ADAM_ATAN2, KOPT_RULE_ADAM_ATAN2, KOPT_DECAY_DECOUPLED, 0, 900, 990, 100000000}};
 
 static double kopt_thousandths_(uint32_t n) { return kopt_div64_((double)n, 1000); }
 
-/* Sets the fields of an optimizer of zeros. */
-static KOPT_NOINLINE_ void kopt_set_defaults_(kopt_optimizer *opt, kopt_rule rule, double lr) {
-    const struct kopt_rule_row_ *row = &kopt_rules_[rule];
+/* Sets the fields of an optimizer of zeros. Returns 0 if there is no such constructor. */
+static KOPT_NOINLINE_ int kopt_set_defaults_(kopt_optimizer *opt, kopt_rule constructor, double lr) {
+    const struct kopt_rule_row_ *row = kopt_rules_, *end = row + sizeof kopt_rules_ / sizeof *kopt_rules_;
     kopt_environment_ environment;
+    while (row->constructor != (unsigned)constructor)
+        if (++row == end) return 0;
     kopt_enter_(&environment);
     opt->made_ = KOPT_MADE_;
-    opt->rule = rule;
+    opt->rule = (kopt_rule)row->rule;
     opt->rounding = KOPT_KAHAN;
     opt->first_moment_format = opt->second_moment_format = KOPT_BF16;
     opt->moment_rounding = opt->residual_rounding = KOPT_STOCHASTIC;
     opt->decay_mode = (kopt_decay_mode)row->decay_mode;
-    opt->lr = opt->max_lr = rule == KOPT_RULE_EMA ? 1 : lr;
+    opt->lr = opt->max_lr = constructor == KOPT_RULE_EMA ? 1 : lr;
     opt->weight_decay = kopt_thousandths_(row->weight_decay);
     opt->lookahead = 6;
     opt->lookahead_rate = 0.5;
-    opt->beta1 = rule == KOPT_RULE_EMA ? lr : kopt_thousandths_(row->beta1);
+    opt->stable = constructor == KOPT_RULE_STABLE_ADAMW;
+    opt->beta1 = constructor == KOPT_RULE_EMA ? lr : kopt_thousandths_(row->beta1);
     opt->beta2 = kopt_thousandths_(row->beta2);
     opt->beta3 = kopt_thousandths_(990);
     opt->eps = kopt_div64_(1, (double)row->inverse_eps);
     opt->grad_scale = opt->clip = opt->atan2_b = 1;
     opt->atan2_a = kopt_thousandths_(1270);
     kopt_leave_(&environment);
+    return 1;
 }
 
 KOPT_API_ kopt_result kopt_optimizer_init(kopt_optimizer *opt, kopt_rule rule, double lr, int version, size_t opt_size,
                                           size_t tensor_size) {
-    const int stable = rule == KOPT_RULE_STABLE_ADAMW, adamw = rule == KOPT_RULE_ADAMW || stable;
-    const int smooth = rule == KOPT_RULE_SMOOTH_LION;
+    const int needs_vmath = rule == KOPT_RULE_ADAM_ATAN2 || rule == KOPT_RULE_SMOOTH_LION;
     const int same_version = KOPT_VERSION < 10000 ? version == KOPT_VERSION : version / 10000 == KOPT_VERSION / 10000;
     const uint32_t foreign = KOPT_FOREIGN_;
     if (opt == NULL) return KOPT_ERROR_NULL;
@@ -2732,21 +2643,8 @@ KOPT_API_ kopt_result kopt_optimizer_init(kopt_optimizer *opt, kopt_rule rule, d
         if (opt_size >= sizeof foreign) memcpy(opt, &foreign, sizeof foreign);
         return KOPT_ERROR_VERSION;
     }
-    if ((rule == KOPT_RULE_ADAM_ATAN2 || smooth) && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
-    if (adamw) rule = KOPT_RULE_ADAM;
-    if (smooth) rule = KOPT_RULE_LION;
-    if ((unsigned)rule > KOPT_LAST_RULE_) return KOPT_ERROR_OPTION;
-    kopt_set_defaults_(opt, rule, lr);
-    if (adamw) {
-        opt->decay_mode = KOPT_DECAY_DECOUPLED;
-        opt->weight_decay = KOPT_DOUBLE_(0.01, 0x3F847AE1u, 0x47AE147Bu);
-    }
-    if (stable) {
-        opt->stable = 1;
-        opt->beta2 = KOPT_DOUBLE_(0.99, 0x3FEFAE14u, 0x7AE147AEu);
-        opt->eps = KOPT_1E_MINUS_6_;
-    }
-    return KOPT_OK;
+    if (needs_vmath && !KOPT_HAS_VMATH_) return KOPT_ERROR_OPTION;
+    return kopt_set_defaults_(opt, rule, lr) ? KOPT_OK : KOPT_ERROR_OPTION;
 }
 
 KOPT_API_ kopt_result kopt_list_set_ids(kopt_tensor *tensors, size_t count, uint32_t first_id) {
@@ -2786,8 +2684,7 @@ static int kopt_feedback_fits_(kopt_rule rule, int moment_count, kopt_format fir
 #define MUST_(condition, error, why) \
     if (!(condition)) return *words = (why), KOPT_ERROR_##error
 
-/* Refuses an optimizer that no constructor made, and one with a field that is out of range or does not apply. *words:
-   why, for a human. */
+/* Refuses an optimizer that no constructor made, or with a field out of range or that does not apply. *words: why. */
 static KOPT_FORCE_INLINE_ kopt_result kopt_judge_options_(const kopt_optimizer *opt, const char **words) {
     const double smallest = 1.1754943508222875e-38, largest = KOPT_3E38_; /* 2^-126; finite floats */
     MUST_(opt != NULL, NULL, "the optimizer is NULL");
@@ -2891,12 +2788,10 @@ static KOPT_UNUSED_ KOPT_HOST_DEVICE_ void kopt_copy_options_(const kopt_optimiz
     s->unrectified = s->sync = 0;
     s->stable = opt->rule == KOPT_RULE_ADAM && opt->stable;
     s->seed = opt->seed;
-    s->feedback = 0;
-    s->slow_scale = 0;
+    s->feedback = s->slow_scale = 0;
 }
 
-/* 1 - x in binary64, rounded to fp32: for dampening, lookahead_rate and the decay of an average. For betas there is
-   kopt_one_minus_beta_(). */
+/* 1 - x in binary64, rounded to fp32. For betas there is kopt_one_minus_beta_(). */
 static KOPT_UNUSED_ KOPT_HOST_DEVICE_ float kopt_one_minus_(double x) { return kopt_to_float_(kopt_sub64_(1, x)); }
 
 static KOPT_HOST_DEVICE_ int kopt_finite_(float x) { return (kopt_as_u32_(x) & 0x7F800000u) != 0x7F800000u; }
@@ -2909,8 +2804,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
     s->made = KOPT_BEGUN_;
     s->step = opt->step + 1;
-    s->grad_scale = kopt_to_float_(opt->grad_scale);
-    s->grad_scale = kopt_mul_(s->grad_scale, kopt_to_float_(opt->clip));
+    s->grad_scale = kopt_mul_(kopt_to_float_(opt->grad_scale), kopt_to_float_(opt->clip));
     if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
     s->l2 = decay_mode == KOPT_DECAY_L2 ? weight_decay : 0;
     s->rate = rule == KOPT_RULE_EMA ? kopt_one_minus_(opt->beta1) : kopt_to_float_(opt->lr);
@@ -2921,11 +2815,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     s->beta3 = s->gain3 = s->third_scale = 0;
     s->extrapolation = kopt_to_float_(opt->momentum);
     s->eps = kopt_to_float_(opt->eps);
-#ifdef KAHAN_OPT_VMATH
     s->sharpness = rule == KOPT_RULE_LION ? kopt_to_float_(opt->sharpness) : 0;
-#else
-    s->sharpness = 0;
-#endif
     s->root_scale = 1;
     if (rule == KOPT_RULE_SGD || rule == KOPT_RULE_EMA) {
         s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
@@ -2940,7 +2830,9 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
             const float shrink = decay_mode == KOPT_DECAY_L2 ? 1 : kopt_add_(1, s->weight_decay);
             s->extrapolation = s->beta2;
             s->third_scale = kopt_div_(kopt_mul_(s->beta2, correction1), correction2);
-            correction2 = kopt_beta_(opt->beta3, s->step, &s->beta3, &s->gain3);
+            s->beta3 = kopt_to_float_(opt->beta3);
+            s->gain3 = kopt_one_minus_beta_(kopt_bits64_(opt->beta3));
+            correction2 = kopt_correction_(s->gain3, s->step);
             s->undecayed_rate = kopt_div_(s->rate, correction1);
             s->rate = kopt_div_(s->rate, shrink);
             s->weight_decay = kopt_div_(s->weight_decay, shrink);
@@ -2964,8 +2856,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
                 const float rectifier = kopt_rectifier_(opt->beta2, s->step);
                 s->unrectified = kopt_as_u32_(rectifier) == 0;
                 if (!s->unrectified) s->rate = kopt_mul_(s->rate, rectifier);
-                if (!s->unrectified &&
-                    rule == KOPT_RULE_RADAM) { /* RAdam adds eps to the root before the bias correction */
+                if (!s->unrectified && rule == KOPT_RULE_RADAM) { /* eps is added before the bias correction */
                     s->rate = kopt_div_(s->rate, s->root_scale);
                     s->root_scale = 1;
                 }
@@ -2978,16 +2869,14 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
             s->slow_scale = kopt_one_minus_(opt->lookahead_rate);
         }
     }
-#ifdef KAHAN_OPT_VMATH
-    if (!kopt_finite_(s->root_scale)) return 0; /* atan2_b is too large */
-#endif
     if (rule != KOPT_RULE_ADAN) s->undecayed_rate = s->rate;
     if (opt->rounding == KOPT_FEEDBACK) {
         const int sgd = rule == KOPT_RULE_SGD;
         s->feedback = sgd ? kopt_div_(kopt_one_minus_(opt->momentum), s->extrapolation) : kopt_div_(s->gain1, s->beta1);
         if (sgd && opt->nesterov) s->feedback = kopt_div_(s->feedback, s->extrapolation);
     }
-    return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay);
+    return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay) &&
+           kopt_finite_(s->root_scale); /* infinite if atan2_b is too large */
 }
 
 /* The next step of valid options, which its caller counts: opt->step = s->step. */
@@ -9095,12 +8984,12 @@ static kopt_result kopt_check_compressor_(const kopt_compressor *c, const void *
 }
 
 /* The bit of x in KOPT_Q1 (section 12): 1 decodes to -scale, 0 to scale. 0 if scale, an fp32 word, is 0 or NaN. */
-static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
+static uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t random16) {
     float y;
     if (kopt_codes_are_zero_(scale)) return 0;
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
-    return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f));
+    return kopt_mul_(y, 32768.0f) <= kopt_add_((float)random16, 0.5f);
 }
 
 /* Encodes n elements of KOPT_Q8: of each block one byte of scale, then the codes. drawn: NULL rounds to nearest. */
