@@ -8989,7 +8989,7 @@ static uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t
     if (kopt_codes_are_zero_(scale)) return 0;
     if (!stochastic) return kopt_as_u32_(x) >> 31;
     y = kopt_add_(kopt_div_(x, kopt_as_f32_(scale)), 1.0f);
-    return kopt_mul_(y, 32768.0f) <= kopt_add_((float)random16, 0.5f);
+    return !(kopt_mul_(y, 32768.0f) > kopt_add_((float)random16, 0.5f)); /* 1 for NaN */
 }
 
 /* Encodes n elements of KOPT_Q8: of each block one byte of scale, then the codes. drawn: NULL rounds to nearest. */
