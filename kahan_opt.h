@@ -7600,14 +7600,8 @@ typedef struct kopt_random_reader_ {
     kopt_philox_key_ cipher;
     kopt_vu32_scalar_ words[4]; /* of the current Philox block */
     uint64_t first;             /* global index of element 0: set by the caller */
-    uint32_t store;             /* k of KOPT_RANDOM_STORE_; 0 at first */
+    uint32_t store;             /* k of KOPT_RANDOM_STORE_ */
 } kopt_random_reader_;
-
-static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uint32_t step, uint32_t id,
-                                      uint32_t stream) {
-    d->cipher = kopt_make_philox_key_(seed, step, id, stream);
-    d->store = 0;
-}
 
 /* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap. */
 static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, size_t i) {
@@ -7671,7 +7665,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
     size_t i, n;
     int m;
     job = *whole;
-    kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
+    drawn.cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t block = i / KOPT_BLOCK_;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
@@ -7782,10 +7776,13 @@ static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *t
         KOPT_KERNEL_(convert)(v);
 }
 
-/* Copies weights, including their residuals, to out as fp32. */
-static KOPT_NOINLINE_ void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight,
-                                              const kopt_byte_ *residual, float *out) {
-    const int bits = l->residual_bytes != 0 && l->rounding != KOPT_KAHAN;
+/* Copies a slot to out as fp32. from: its array. beside: the residuals of weights, or the scales of a moment. */
+static KOPT_NOINLINE_ void kopt_read_slot_(const kopt_layout_ *l, kopt_slot slot, const kopt_byte_ *from,
+                                           const kopt_byte_ *beside, float *out) {
+    const int is_weight = slot == KOPT_SLOT_WEIGHT, m = (int)slot - 1;
+    const kopt_format format = is_weight ? l->weight_format : kopt_format_in_layout_(l, m);
+    const int is_root = !is_weight && kopt_holds_root_(format, l->rule, m);
+    const int has_residual = is_weight && l->residual_bytes != 0, adds = l->rounding == KOPT_KAHAN;
     kopt_environment_ environment;
     kopt_conversion_ v;
     float x[KOPT_PART_], y[KOPT_PART_];
@@ -7794,29 +7791,22 @@ static KOPT_NOINLINE_ void kopt_read_weights_(const kopt_layout_ *l, const kopt_
     kopt_enter_(&environment);
     for (i = 0; i < l->n; i += v.n) {
         v.n = l->n - i < KOPT_PART_ ? l->n - i : KOPT_PART_;
-        kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, weight + i * l->weight_bytes, l->weight_format, 0);
-        if (l->residual_bytes != 0 && !bits) {
-            kopt_convert_part_(&v, (kopt_byte_ *)y, KOPT_F32, residual + 2 * i, l->weight_format, 0);
+        if (kopt_has_scales_(format))
+            kopt_dequantise_(x, from + i, beside + i / KOPT_BLOCK_, v.n, is_root);
+        else
+            kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, from + i * kopt_bytes_of_(format), format, 0);
+        for (k = 0; is_root && k < v.n; k++) x[k] = kopt_mul_(x[k], x[k]);
+        if (has_residual && adds) {
+            kopt_convert_part_(&v, (kopt_byte_ *)y, KOPT_F32, beside + 2 * i, format, 0);
             KOPT_KERNEL_(add_scaled)
-            ((kopt_byte_ *)x, (kopt_byte_ *)y, l->weight_format == KOPT_FP16 ? 1.0f / 2048 : 1, 0x7FFFFFFFu, 0, v.n);
+            ((kopt_byte_ *)x, (kopt_byte_ *)y, format == KOPT_FP16 ? 1.0f / 2048 : 1, 0x7FFFFFFFu, 0, v.n);
         }
-        for (k = 0; bits && k < v.n; k++)
-            x[k] = kopt_full_weight_scalar_(l->rounding, l->weight_format, kopt_load_at_scalar_(weight, i + k, 2),
-                                            kopt_load_at_scalar_(residual, i + k, l->residual_bytes), NULL);
+        for (k = 0; has_residual && !adds && k < v.n; k++)
+            x[k] = kopt_full_weight_scalar_(l->rounding, format, kopt_load_at_scalar_(from, i + k, 2),
+                                            kopt_load_at_scalar_(beside, i + k, l->residual_bytes), NULL);
         memcpy(out + i, x, 4 * v.n);
     }
     kopt_leave_(&environment);
-}
-
-/* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
-static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int is_root) {
-    float values[KOPT_BLOCK_];
-    size_t i;
-    for (i = 0; i < n; i++) {
-        const float x = kopt_as_f32_(kopt_load32_(in + 4 * i));
-        values[i] = is_root ? kopt_sqrt_(x) : x;
-    }
-    kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
 }
 
 static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, const float *values) {
@@ -7834,28 +7824,29 @@ static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, con
     kopt_leave_(&environment);
 }
 
+/* Sets a moment to the nearest values that its format has. */
 static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int m, const float *values) {
-    const kopt_byte_ *const in = (const kopt_byte_ *)values;
     const kopt_format format = kopt_format_in_layout_(l, m);
     const int is_root = kopt_holds_root_(format, l->rule, m);
+    float x[KOPT_BLOCK_];
     kopt_environment_ environment;
     kopt_job_ a;
-    size_t i, n = 1;
+    size_t i, k, n;
     kopt_place_state_(&a, l, t);
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i += n) {
-        uint32_t bits = kopt_load32_(in + 4 * i);
-        if (kopt_has_scales_(format)) {
-            n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-            kopt_encode_block_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, in + 4 * i, n, is_root);
-            continue;
+        n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
+        memcpy(x, values + i, 4 * n);
+        for (k = 0; is_root && k < n; k++) x[k] = kopt_sqrt_(x[k]);
+        if (kopt_has_scales_(format))
+            kopt_quantise_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, (const kopt_byte_ *)x, n, is_root,
+                           NULL);
+        for (k = 0; !kopt_has_scales_(format) && k < n; k++) {
+            uint32_t bits = kopt_load32_((const kopt_byte_ *)(x + k));
+            if (format != KOPT_F32) bits = kopt_round_nearest16_scalar_(x[k], format);
+            if (is_root && bits == 0 && kopt_as_u32_(x[k]) != 0) bits = 1; /* a positive root never becomes 0 */
+            kopt_store_at_scalar_(a.moment[m], i + k, kopt_bytes_of_(format), bits);
         }
-        if (format != KOPT_F32) {
-            const float x = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
-            bits = kopt_round_nearest16_scalar_(x, format);
-            if (is_root && bits == 0 && kopt_as_u32_(x) != 0) bits = 1; /* a positive root never becomes 0 */
-        }
-        kopt_store_at_scalar_(a.moment[m], i, kopt_bytes_of_(format), bits);
     }
     kopt_leave_(&environment);
 }
@@ -7938,8 +7929,9 @@ static void kopt_dither_(const kopt_optimizer *opt, const kopt_tensor *t, const 
     const int is_fp16 = t->weight_format == KOPT_FP16;
     size_t i;
     kopt_place_state_(&a, l, t);
-    kopt_begin_random_reader_(&drawn, opt->seed, 0, t->id, KOPT_RANDOM_DITHER_);
+    drawn.cipher = kopt_make_philox_key_(opt->seed, 0, t->id, KOPT_RANDOM_DITHER_);
     drawn.first = t->first_index;
+    drawn.store = 0;
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i++) { /* kept: in units of 2^-16 ulp, plus half an ulp. The sum is exact in fp32 */
         const uint32_t w = kopt_load16_(weight + 2 * i), mag = w & 0x7FFFu, r = kopt_next_random16_(&drawn, i);
@@ -7985,28 +7977,6 @@ static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, 
     return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_ | except) ? KOPT_ERROR_OVERLAP : KOPT_OK;
 }
 
-/* Copies moment m, whose arrays are those of a, to out as fp32. */
-static KOPT_NOINLINE_ void kopt_read_moment_(const kopt_layout_ *l, const kopt_job_ *a, int m, float *out) {
-    const kopt_format format = kopt_format_in_layout_(l, m);
-    const int is_root = kopt_holds_root_(format, l->rule, m);
-    kopt_environment_ environment;
-    kopt_conversion_ v;
-    float x[KOPT_PART_];
-    size_t i, k;
-    v.first = 0;
-    kopt_enter_(&environment);
-    for (i = 0; i < l->n; i += v.n) {
-        v.n = l->n - i < KOPT_PART_ ? l->n - i : KOPT_PART_;
-        if (kopt_has_scales_(format))
-            kopt_dequantise_(x, a->moment[m] + i, kopt_scale_of_(a, m) + i / KOPT_BLOCK_, v.n, is_root);
-        else
-            kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, a->moment[m] + i * kopt_bytes_of_(format), format, 0);
-        for (k = 0; is_root && k < v.n; k++) x[k] = kopt_mul_(x[k], x[k]);
-        memcpy(out + i, x, 4 * v.n);
-    }
-    kopt_leave_(&environment);
-}
-
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
     kopt_layout_ l;
     kopt_job_ a;
@@ -8014,9 +7984,9 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     if (result != KOPT_OK || t->n == 0) return result;
     kopt_place_state_(&a, &l, t);
     if (slot == KOPT_SLOT_WEIGHT)
-        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, a.residual, out);
+        kopt_read_slot_(&l, slot, (const kopt_byte_ *)t->weight, a.residual, out);
     else
-        kopt_read_moment_(&l, &a, (int)slot - 1, out);
+        kopt_read_slot_(&l, slot, a.moment[slot - 1], kopt_scale_of_(&a, (int)slot - 1), out);
     return KOPT_OK;
 }
 
@@ -9140,7 +9110,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     if (a->count == 0)
         memset(out, 0, 4 * a->n);
     else
-        kopt_read_weights_(&l, (const kopt_byte_ *)a->sum, (const kopt_byte_ *)a->residual, out);
+        kopt_read_slot_(&l, KOPT_SLOT_WEIGHT, (const kopt_byte_ *)a->sum, (const kopt_byte_ *)a->residual, out);
     return KOPT_OK;
 }
 
@@ -9269,7 +9239,8 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
     float x[KOPT_SIGNS_], y[KOPT_PART_] = {0}; /* set: gcc -fanalyzer does not see what a kernel writes */
     kopt_byte_ *const xs = (kopt_byte_ *)x, *const ys = (kopt_byte_ *)y;
     size_t i, n, offset, k;
-    kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
+    drawn.cipher = kopt_make_philox_key_(c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
+    drawn.store = 0;
     for (i = 0; i < c->n; i += n) {
         kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
         kopt_byte_ *const block_residual = residual == NULL ? NULL : residual + i * residual_size;
