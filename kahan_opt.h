@@ -2539,8 +2539,7 @@ typedef struct kopt_stages_ {
 } kopt_stages_;
 
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
-static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
-static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
+static void kopt_stage_in_scalar_(kopt_tile_ *t, int stage, size_t i, size_t pair);
 #endif
 
 /* Scalar code, which vector code calls for short ranges and special values. */
@@ -6312,7 +6311,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
             EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i, 4);
         }
         if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x)) {
-            kopt_direction_in_scalar_(t, i, PAIR_);
+            kopt_stage_in_scalar_(t, KOPT_DIRECTION_STAGE_, i, PAIR_);
             continue;
         }
         K_(store_f32_pair)(t->x + i, K_(reorder)(x, order, ORDER_(kind.weight)));
@@ -6333,7 +6332,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
         if (prefetches) K_(prefetch_pair)(a.weight, i, 4);
         if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : NULL, loaded ? t->compensation + i : NULL,
                              K_(load_f32_pair)(t->x + i), load32_(number + 2 * i), ORDER_(kind.weight)))
-            kopt_commit_in_scalar_(t, i, PAIR_);
+            kopt_stage_in_scalar_(t, KOPT_COMMIT_STAGE_, i, PAIR_);
     }
 }
 
@@ -7360,16 +7359,11 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
 }
 
 /* A stage in scalar code, of the pair at element i, or of what the tile has of it. */
-static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
+static KOPT_NOINLINE_ void kopt_stage_in_scalar_(kopt_tile_ *t, int stage, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
     size_t q;
-    for (q = 0; q < pair; q++) t->x[i + q] = 1; /* the values behind the end of a tail */
-    kopt_step_elements_scalar_(&t->job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
-}
-
-static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
-    kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
-                               KOPT_BYTES_(t->x + i), t->apart);
+    for (q = 0; stage == KOPT_DIRECTION_STAGE_ && q < pair; q++) t->x[i + q] = 1; /* behind the end of a tail */
+    kopt_step_elements_scalar_(&t->job, i, n, stage, KOPT_BYTES_(t->x + i), t->apart);
 }
 
 /* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: before the step. */
@@ -7561,8 +7555,6 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 
 /* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
 
-/* The 8-bit codes of section 6b. */
-
 /* Elements of arrays on the stack, and of the ratios of StableAdamW. */
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_PART_ KOPT_SIGNS_
@@ -7572,7 +7564,7 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 #define KOPT_RATIOS_ KOPT_PART_
 #endif
 
-/* The number of an 8-bit code; square: the root of a mean of squares. */
+/* The number of an 8-bit code (section 6b). square: the root of a mean of squares. */
 static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale, int square) {
     float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square, 0);
     KOPT_OPAQUE_FLOAT_(y); /* otherwise -Ofast turns 0 * scale into 0, even if scale is NaN */
@@ -7701,55 +7693,6 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
     const kopt_philox_key_ cipher = kopt_make_philox_key_(key.seed, key.step, key.id, stream);
     uint32_t words[4];
     return kopt_random_at_scalar_(words, &cipher, key.first_index + i, 1);
-}
-
-/* ---- one-element updates of an array ---- */
-
-static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, kopt_format format);
-
-/* a->sum += x * scale, with a step of SGD: the weight is the sum, the rate is 1 and grad_scale is -scale. */
-static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_format format, double scale,
-                             uint32_t stream) {
-    kopt_environment_ environment;
-    kopt_job_ job;
-    kopt_begun_ s;
-    if (a->n == 0) return;
-    memset(&s, 0, sizeof s);
-    memset(&job, 0, sizeof job);
-    s.rule = KOPT_RULE_SGD;
-    s.rounding = a->rounding;
-    s.moment_rounding = s.residual_rounding = a->residual_rounding;
-    s.seed = a->seed;
-    s.step = a->step;
-    job.step = &s;
-    job.weight = (kopt_byte_ *)a->sum;
-    job.residual = (kopt_byte_ *)a->residual;
-    memcpy(&job.grad, &x, sizeof x);
-    job.grad_format = format;
-    job.weight_format = a->format;
-    job.end = a->n;
-    job.first = a->first_index;
-    job.id = a->id;
-    job.stream = stream;
-    job.rate = 1;
-    kopt_enter_(&environment);
-    s.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
-    kopt_step_job_(&job);
-    kopt_leave_(&environment);
-}
-
-KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
-                                     kopt_random_key key) {
-    kopt_accumulator sum = kopt_accumulator_of(w, format, c, n);
-    kopt_result result;
-    sum.rounding = KOPT_KAHAN;
-    sum.seed = key.seed;
-    sum.step = key.step;
-    sum.id = key.id;
-    sum.first_index = key.first_index;
-    result = format == KOPT_F32 ? KOPT_ERROR_OPTION : kopt_check_accumulator_(&sum, delta, KOPT_F32);
-    if (result == KOPT_OK) kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
-    return result;
 }
 
 /* ---- state: init, read and write ---- */
@@ -8145,15 +8088,14 @@ static kopt_array_ *kopt_list_arrays_(kopt_array_ *array, const kopt_layout_ *l,
 
 /* Makes the optimizer that a header describes; defaults elsewhere. saved: the header is of a checkpoint or in one. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
-    const int sgd = h[5] == KOPT_RULE_SGD, moments = h[9] & 7;
+    const int sgd = h[5] == KOPT_RULE_SGD, moments = h[9] & 7, q8 = kopt_format_byte_(KOPT_Q8);
+    const int first = h[8], second = h[11] == 0 ? first : h[11] - 1;
     memset(opt, 0, sizeof *opt);
     kopt_set_defaults_(opt, (kopt_rule)h[5], 0);
     opt->lr = opt->max_lr = 0; /* kopt_ema() has 1 */
     opt->rounding = (kopt_rounding)(h[7] & 15);
-    opt->first_moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
-    opt->second_moment_format = h[11] == 0                                ? opt->first_moment_format
-                                : h[11] == 1 + kopt_format_byte_(KOPT_Q8) ? KOPT_Q8
-                                                                          : (kopt_format)(h[11] - 1);
+    opt->first_moment_format = first == q8 ? KOPT_Q8 : (kopt_format)first;
+    opt->second_moment_format = second == q8 ? KOPT_Q8 : (kopt_format)second;
     opt->amsgrad = h[5] == KOPT_RULE_ADAM && moments == 3;
     if (saved) {
         opt->lr = opt->max_lr = kopt_load_number_(h + 48);
@@ -8224,20 +8166,23 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
 
 /* ---- StableAdamW ---- */
 
-static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
+/* kopt_norm_add() within kopt_enter_(). */
+static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
+    const kopt_tool_ t = {KOPT_TOOL_NORM_, format, format, x, NULL, n, norm, 0, NULL, 0, 0};
+    kopt_norm_carry_(norm);
+    KOPT_KERNEL_(tool)(&t);
+}
 
 /* StableAdamW: adds the squares of g / max(sqrt(v) * root_scale, eps) of elements [begin, end) to norm (section 6a). */
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
-    size_t chunk = KOPT_RATIOS_;
+    const int q8 = kopt_has_scales_(s->second_moment_format);
+    const size_t chunk = q8 ? KOPT_BLOCK_ : KOPT_RATIOS_;
     kopt_environment_ environment;
-    kopt_job_ job;
+    kopt_job_ whole, job;
     float ratios[KOPT_RATIOS_]; /* with 8-bit moments, first the decoded roots, which the ratios overwrite */
     kopt_byte_ *const ratio_bytes = (kopt_byte_ *)ratios;
     size_t i, n;
-    const int q8 = kopt_has_scales_(s->second_moment_format);
-    kopt_job_ whole;
-    if (q8) chunk = KOPT_BLOCK_;
     kopt_make_job_(&whole, layout, s, t, begin, end);
     job = whole;
     kopt_enter_(&environment);
@@ -8778,13 +8723,6 @@ static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n
     return x == NULL && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
-/* kopt_norm_add() within kopt_enter_(). */
-static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
-    const kopt_tool_ t = {KOPT_TOOL_NORM_, format, format, x, NULL, n, norm, 0, NULL, 0, 0};
-    kopt_norm_carry_(norm);
-    KOPT_KERNEL_(tool)(&t);
-}
-
 KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
     const kopt_result result = kopt_check_array_(x, format, n);
     kopt_environment_ environment;
@@ -8898,32 +8836,27 @@ KOPT_API_ double kopt_norm_stable_scale(const kopt_norm *norm, uint64_t n) {
     return scale;
 }
 
-/* Sets *bits to those of the largest number of the format that is at most limit. Refuses a negative limit and NaN. */
-static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
+/* The bits of the largest number of the format that is at most limit, which is at least 0. */
+static uint32_t kopt_round_limit_(double limit, kopt_format format) {
     const double largest = 3.4028234663852886e38; /* of fp32 */
-    kopt_environment_ environment;
-    if (!kopt_between_(limit, 0, KOPT_LARGEST64_)) return KOPT_ERROR_RANGE;
-    kopt_enter_(&environment);
+    uint32_t bits, exact;
     if (kopt_less64_(largest, limit)) limit = largest;
-    *bits = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
-    if (kopt_less64_(limit, kopt_to_double_(kopt_as_f32_(*bits)))) --*bits;
-    if (format == KOPT_BF16) *bits >>= 16;
-    if (format == KOPT_FP16) {
-        const uint32_t exact = *bits;
-        *bits = kopt_fp16_from_f32(kopt_as_f32_(exact));
-        if (kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)*bits)) > exact) --*bits;
-    }
-    kopt_leave_(&environment);
-    return KOPT_OK;
+    exact = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
+    if (kopt_less64_(limit, kopt_to_double_(kopt_as_f32_(exact)))) exact--;
+    if (format != KOPT_FP16) return format == KOPT_BF16 ? exact >> 16 : exact;
+    bits = kopt_fp16_from_f32(kopt_as_f32_(exact));
+    return kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)bits)) > exact ? bits - 1 : bits;
 }
 
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
     kopt_tool_ t = {KOPT_TOOL_CLIP_, format, format, NULL, (kopt_byte_ *)x, n, NULL, 0, NULL, 0, 0};
-    kopt_result result = kopt_check_array_(x, format, n);
+    const kopt_result result = kopt_check_array_(x, format, n);
     kopt_environment_ environment;
-    if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
-    if (result != KOPT_OK || n == 0) return result;
+    if (result != KOPT_OK) return result;
+    if (!kopt_between_(limit, 0, KOPT_LARGEST64_)) return KOPT_ERROR_RANGE;
+    if (n == 0) return KOPT_OK;
     kopt_enter_(&environment);
+    t.limit = kopt_round_limit_(limit, format);
     KOPT_KERNEL_(tool)(&t);
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -9046,20 +8979,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     return kopt_scaler_update(scaler, norm.nonfinite != 0);
 }
 
-/* ---- gradient accumulation ---- */
-
-KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
-    kopt_accumulator a;
-    memset(&a, 0, sizeof a);
-    a.sum = sum;
-    a.residual = residual;
-    a.format = format;
-    a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
-    a.residual_rounding = KOPT_STOCHASTIC;
-    a.n = n;
-    a.made_ = KOPT_MADE_;
-    return a;
-}
+/* ---- gradient accumulation, and one-element updates of an array ---- */
 
 /* Checks an accumulator, and the caller's other array, a->n values, which may overlap neither sum nor residual. */
 static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, kopt_format format) {
@@ -9081,6 +9001,64 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
         kopt_overlap_(a->residual, residual, other, size))
         return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
+}
+
+/* a->sum += x * scale, with a step of SGD: the weight is the sum, the rate is 1 and grad_scale is -scale. */
+static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_format format, double scale,
+                             uint32_t stream) {
+    kopt_environment_ environment;
+    kopt_job_ job;
+    kopt_begun_ s;
+    if (a->n == 0) return;
+    memset(&s, 0, sizeof s);
+    memset(&job, 0, sizeof job);
+    s.rule = KOPT_RULE_SGD;
+    s.rounding = a->rounding;
+    s.moment_rounding = s.residual_rounding = a->residual_rounding;
+    s.seed = a->seed;
+    s.step = a->step;
+    job.step = &s;
+    job.weight = (kopt_byte_ *)a->sum;
+    job.residual = (kopt_byte_ *)a->residual;
+    memcpy(&job.grad, &x, sizeof x);
+    job.grad_format = format;
+    job.weight_format = a->format;
+    job.end = a->n;
+    job.first = a->first_index;
+    job.id = a->id;
+    job.stream = stream;
+    job.rate = 1;
+    kopt_enter_(&environment);
+    s.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
+    kopt_step_job_(&job);
+    kopt_leave_(&environment);
+}
+
+KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
+                                     kopt_random_key key) {
+    kopt_accumulator sum = kopt_accumulator_of(w, format, c, n);
+    kopt_result result;
+    sum.rounding = KOPT_KAHAN;
+    sum.seed = key.seed;
+    sum.step = key.step;
+    sum.id = key.id;
+    sum.first_index = key.first_index;
+    result = format == KOPT_F32 ? KOPT_ERROR_OPTION : kopt_check_accumulator_(&sum, delta, KOPT_F32);
+    if (result == KOPT_OK) kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
+    return result;
+}
+
+KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
+    kopt_accumulator a;
+    memset(&a, 0, sizeof a);
+    a.sum = sum;
+    a.residual = residual;
+    a.format = format;
+    a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
+    a.residual_rounding = KOPT_STOCHASTIC;
+    a.n = n;
+    a.made_ = KOPT_MADE_;
+    return a;
 }
 
 KOPT_API_ kopt_result kopt_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
@@ -9172,16 +9150,6 @@ static KOPT_HOST_DEVICE_ uint32_t kopt_sign_bit_(float x, uint32_t scale, int st
     return !kopt_greater_(kopt_mul_(y, 32768.0f), kopt_add_((float)random16, 0.5f));
 }
 
-/* Encodes n elements of KOPT_Q8: of each block one byte of scale, then the codes. drawn: NULL rounds to nearest. */
-static KOPT_NOINLINE_ void kopt_compress_q8_(kopt_byte_ *out, const float *x, size_t n, kopt_random_reader_ *drawn) {
-    size_t i;
-    for (i = 0; i < n; i += KOPT_BLOCK_) {
-        kopt_quantise_(out + 1, out, (const kopt_byte_ *)(x + i), n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_, 0, drawn);
-        out += 1 + KOPT_BLOCK_;
-        if (drawn != NULL) drawn->first += KOPT_BLOCK_;
-    }
-}
-
 /* Encodes one block of KOPT_Q1 (section 12): 4 bytes of scale, then the signs. */
 static KOPT_NOINLINE_ void kopt_compress_signs_(kopt_byte_ *out, const float *x, size_t n, kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
@@ -9242,7 +9210,7 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
     drawn.cipher = kopt_make_philox_key_(c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
     drawn.store = 0;
     for (i = 0; i < c->n; i += n) {
-        kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
+        kopt_byte_ *block = out + kopt_code_bytes_(c->code, i);
         kopt_byte_ *const block_residual = residual == NULL ? NULL : residual + i * residual_size;
         n = c->n - i < KOPT_SIGNS_ ? c->n - i : KOPT_SIGNS_;
         v.n = n;
@@ -9255,8 +9223,10 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         }
         v.n = n;
         for (k = 0; k < n && c->code != KOPT_Q8; k++) x[k] = kopt_canonical_nan_scalar_(x[k]);
-        if (c->code == KOPT_Q8)
-            kopt_compress_q8_(block, x, n, stochastic ? &drawn : NULL);
+        if (c->code == KOPT_Q8) /* of each block one byte of scale, then the codes */
+            for (k = 0; k < n; k += KOPT_BLOCK_, block += 1 + KOPT_BLOCK_, drawn.first += KOPT_BLOCK_)
+                kopt_quantise_(block + 1, block, xs + 4 * k, n - k < KOPT_BLOCK_ ? n - k : KOPT_BLOCK_, 0,
+                               stochastic ? &drawn : NULL);
         else if (c->code == KOPT_Q1)
             kopt_compress_signs_(block, x, n, stochastic ? &drawn : NULL);
         else
@@ -9372,7 +9342,7 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 }
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
-    if (!kopt_format_valid_(format) || n > KOPT_LARGEST_N_ || (x == NULL && n != 0)) return 0;
+    if (kopt_check_array_(x, format, n) != KOPT_OK) return 0;
     return KOPT_KERNEL_(all_finite)((const kopt_byte_ *)x, format, n);
 }
 

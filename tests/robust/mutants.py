@@ -84,7 +84,7 @@ BY_HAND = [
     ("kopt_judge_options_", "kopt_between_(opt->beta1, 0, 1)", "1"),
     ("kopt_judge_options_", "(opt->lookahead >= 1 && kopt_between_(opt->lookahead_rate, 0, 1))",
      "kopt_between_(opt->lookahead_rate, 0, 1)"),
-    ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)*bits)) > exact", "0"),
+    ("kopt_round_limit_", "kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)bits)) > exact", "0"),
     ("kopt_compress_", "ys, -1, finite, 0, part", "ys, -1, @ ? 0x7F7FFFFFu : finite, 0, part"),
     ("kopt_compress_", "k < n && c->code != KOPT_Q8", "0"),
     ("kopt_decompress_add", "factor, 0x7F800000u, 0x7FC00000u", "factor, @ ? 0x7FFFFFFFu : 0x7F800000u, 0x7FC00000u"),
