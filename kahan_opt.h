@@ -6994,13 +6994,11 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
 }
 #else
 FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
-    const size_t chunk = (size_t)1 << 14;
-    while (n > 0) {
-        const size_t part = n < chunk ? n : chunk;
+    size_t part;
+    for (; n > 0; n -= part, p += part * kopt_bytes_of_(format)) {
+        part = n < 1u << 14 ? n : 1u << 14;
         kopt_norm_add_values_(norm, p, format, part);
         kopt_norm_carry_(norm);
-        p += part * kopt_bytes_of_(format);
-        n -= part;
     }
 }
 #endif
@@ -7753,7 +7751,6 @@ static KOPT_NOINLINE_ void kopt_read_slot_(const kopt_layout_ *l, kopt_slot slot
 }
 
 static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, const float *values) {
-    const kopt_byte_ *const in = (const kopt_byte_ *)values;
     kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
     kopt_environment_ environment;
     kopt_job_ a;
@@ -7763,7 +7760,7 @@ static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, con
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i++)
         kopt_write_weight_(l, weight + i * l->weight_bytes, a.residual + i * l->residual_bytes,
-                           kopt_load32_(in + 4 * i));
+                           kopt_load32_((const kopt_byte_ *)(values + i)));
     kopt_leave_(&environment);
 }
 
@@ -7817,25 +7814,30 @@ static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, cons
     return 0;
 }
 
+static int kopt_overlaps_list_(const void *x, size_t size, const kopt_optimizer *opt, const kopt_tensor *tensors,
+                               size_t count, unsigned except) {
+    size_t i;
+    for (i = 0; i < count; i++) {
+        const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
+        if (kopt_overlaps_tensor_(x, size, &tensors[i], &l, except)) return 1;
+    }
+    return 0;
+}
+
 static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
                                       size_t count, kopt_checks_ checks);
 
 /* The checks of kopt_state_init(). */
 static kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                     const float *weights) {
+    const unsigned except = 1u << KOPT_GRADS_ | (unsigned)(count == 1) << KOPT_COPY_;
     uint64_t bytes;
     size_t i, length = 0;
     const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     for (i = 0; i < count; length += tensors[i++].n)
         if (tensors[i].n > ~(size_t)0 / 4 - length) return KOPT_ERROR_BOUNDS;
-    for (i = 0; i < count; i++) {
-        const kopt_tensor *const t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t);
-        const unsigned except = 1u << KOPT_GRADS_ | (unsigned)(count == 1) << KOPT_COPY_;
-        if (kopt_overlaps_tensor_(weights, length * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
-    }
-    return KOPT_OK;
+    return kopt_overlaps_list_(weights, length * 4, opt, tensors, count, except) ? KOPT_ERROR_OVERLAP : KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
@@ -8490,16 +8492,6 @@ static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt
     return KOPT_OK;
 }
 
-static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optimizer *opt, const kopt_tensor *tensors,
-                               size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) {
-        const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
-        if (kopt_overlaps_tensor_(buffer, size, &tensors[i], &l, 0)) return 1;
-    }
-    return 0;
-}
-
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
     if (kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_FIELDS_) != KOPT_OK) return 0;
@@ -8577,7 +8569,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     if (result != KOPT_OK) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
-    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
+    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count, 0)) return KOPT_ERROR_OVERLAP;
     return kopt_save_list_(opt, tensors, count, &file, bytes);
 }
 
@@ -8589,7 +8581,7 @@ KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors,
     kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     if (in == NULL) return KOPT_ERROR_NULL;
-    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
+    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count, 0))
         return KOPT_ERROR_OVERLAP;
     result = kopt_load_list_(opt, tensors, count, &file, bytes);
     return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
@@ -9466,13 +9458,11 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
 #endif
 
 /* ---- end of the implementation ---- */
-#ifdef KOPT_GCC_
 #ifdef KOPT_COLD_HERE_
 #pragma GCC pop_options
 #endif
 #ifdef KOPT_OPTIMIZED_HERE_
 #pragma GCC pop_options
-#endif
 #endif
 #undef KOPT_IMPLEMENTING_
 #endif /* KOPT_IMPLEMENTING_ */

@@ -75,7 +75,7 @@ BY_HAND = [
     ("kopt_judge_block_", "h[10] == 0", "1"),
     ("kopt_judge_block_", "h[9] == (kopt_byte_)l->moment_count", "1"),
     ("kopt_judge_block_", "kopt_load_le64_(h + 16) == t->n", "kopt_load_le32_(h + 16) == (uint32_t)t->n"),
-    ("kopt_check_init_", "kopt_overlaps_tensor_(weights, length * 4, t, &l, except)", "0"),
+    ("kopt_check_init_", "kopt_overlaps_list_(weights, length * 4, opt, tensors, count, except)", "0"),
     ("kopt_check_init_", "(unsigned)(count == 1)", "1u"),
     ("kopt_overlaps_tensor_", "x != t->copy || t->copy_format != KOPT_F32", "t->copy_format != KOPT_F32"),
     ("kopt_state_write", "(unsigned)(slot == KOPT_SLOT_WEIGHT)", "1u"),
