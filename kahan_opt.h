@@ -2539,7 +2539,8 @@ typedef struct kopt_stages_ {
 } kopt_stages_;
 
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
-static void kopt_stage_in_scalar_(kopt_tile_ *t, int stage, size_t i, size_t pair);
+static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
+static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
 #endif
 
 /* Scalar code, which vector code calls for short ranges and special values. */
@@ -6311,7 +6312,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
             EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i, 4);
         }
         if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x)) {
-            kopt_stage_in_scalar_(t, KOPT_DIRECTION_STAGE_, i, PAIR_);
+            kopt_direction_in_scalar_(t, i, PAIR_);
             continue;
         }
         K_(store_f32_pair)(t->x + i, K_(reorder)(x, order, ORDER_(kind.weight)));
@@ -6332,7 +6333,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
         if (prefetches) K_(prefetch_pair)(a.weight, i, 4);
         if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : NULL, loaded ? t->compensation + i : NULL,
                              K_(load_f32_pair)(t->x + i), load32_(number + 2 * i), ORDER_(kind.weight)))
-            kopt_stage_in_scalar_(t, KOPT_COMMIT_STAGE_, i, PAIR_);
+            kopt_commit_in_scalar_(t, i, PAIR_);
     }
 }
 
@@ -7357,11 +7358,16 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
 }
 
 /* A stage in scalar code, of the pair at element i, or of what the tile has of it. */
-static KOPT_NOINLINE_ void kopt_stage_in_scalar_(kopt_tile_ *t, int stage, size_t i, size_t pair) {
+static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
     size_t q;
-    for (q = 0; stage == KOPT_DIRECTION_STAGE_ && q < pair; q++) t->x[i + q] = 1; /* behind the end of a tail */
-    kopt_step_elements_scalar_(&t->job, i, n, stage, KOPT_BYTES_(t->x + i), t->apart);
+    for (q = 0; q < pair; q++) t->x[i + q] = 1; /* the values behind the end of a tail */
+    kopt_step_elements_scalar_(&t->job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
+}
+
+static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
+    kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
+                               KOPT_BYTES_(t->x + i), t->apart);
 }
 
 /* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: before the step. */
