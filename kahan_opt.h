@@ -6786,13 +6786,11 @@ FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format forma
 }
 #else
 FN_ void K_(norm_format)(kopt_norm *norm, const kopt_byte_ *p, kopt_format format, size_t n) {
-    const size_t chunk = (size_t)1 << 14;
-    while (n > 0) {
-        const size_t part = n < chunk ? n : chunk;
+    size_t part;
+    for (; n > 0; n -= part, p += part * kopt_bytes_of_(format)) {
+        part = n < 1u << 14 ? n : 1u << 14;
         kopt_norm_add_values_(norm, p, format, part);
         kopt_norm_carry_(norm);
-        p += part * kopt_bytes_of_(format);
-        n -= part;
     }
 }
 #endif
@@ -7351,8 +7349,6 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 
 /* ---- 8-BIT MOMENTS IN SCALAR CODE -------------------------------------------------------------------------------- */
 
-/* The 8-bit codes of section 6b. */
-
 /* Elements of arrays on the stack, and of the ratios of StableAdamW. */
 #ifdef KOPT_VECTOR_CODE_
 #define KOPT_PART_ KOPT_SIGNS_
@@ -7362,7 +7358,7 @@ static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const ko
 #define KOPT_RATIOS_ KOPT_PART_
 #endif
 
-/* The number of an 8-bit code; square: the root of a mean of squares. */
+/* The number of an 8-bit code (section 6b). square: the root of a mean of squares. */
 static KOPT_INLINE_KEYWORD_ float kopt_decode_number_(uint32_t code, float scale, int square) {
     float y = kopt_decode_q8_scalar_((code ^ 0x80u) - 0x80u, square, 0);
     KOPT_OPAQUE_FLOAT_(y); /* otherwise -Ofast turns 0 * scale into 0, even if scale is NaN */
@@ -7390,14 +7386,8 @@ typedef struct kopt_random_reader_ {
     kopt_philox_key_ cipher;
     kopt_vu32_scalar_ words[4]; /* of the current Philox block */
     uint64_t first;             /* global index of element 0: set by the caller */
-    uint32_t store;             /* k of KOPT_RANDOM_STORE_; 0 at first */
+    uint32_t store;             /* k of KOPT_RANDOM_STORE_ */
 } kopt_random_reader_;
-
-static void kopt_begin_random_reader_(kopt_random_reader_ *d, uint64_t seed, uint32_t step, uint32_t id,
-                                      uint32_t stream) {
-    d->cipher = kopt_make_philox_key_(seed, step, id, stream);
-    d->store = 0;
-}
 
 /* The random number of element first + i. Call it for i = 0, 1, 2 ... without a gap. */
 static KOPT_FORCE_INLINE_ uint32_t kopt_next_random16_(kopt_random_reader_ *d, size_t i) {
@@ -7461,7 +7451,7 @@ static KOPT_NOINLINE_ void kopt_run_blocks_(const kopt_job_ *whole) {
     size_t i, n;
     int m;
     job = *whole;
-    kopt_begin_random_reader_(&drawn, s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
+    drawn.cipher = kopt_make_philox_key_(s->seed, s->step, whole->id, KOPT_RANDOM_STEP_);
     for (i = whole->begin; i < whole->end; i += n) {
         const size_t block = i / KOPT_BLOCK_;
         n = whole->end - i < KOPT_BLOCK_ ? whole->end - i : KOPT_BLOCK_;
@@ -7499,55 +7489,6 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
     return kopt_random_at_scalar_(words, &cipher, key.first_index + i, 1);
 }
 
-/* ---- one-element updates of an array ---- */
-
-static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, kopt_format format);
-
-/* a->sum += x * scale, with a step of SGD: the weight is the sum, the rate is 1 and grad_scale is -scale. */
-static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_format format, double scale,
-                             uint32_t stream) {
-    kopt_environment_ environment;
-    kopt_job_ job;
-    kopt_begun_ s;
-    if (a->n == 0) return;
-    memset(&s, 0, sizeof s);
-    memset(&job, 0, sizeof job);
-    s.rule = KOPT_RULE_SGD;
-    s.rounding = a->rounding;
-    s.moment_rounding = s.residual_rounding = a->residual_rounding;
-    s.seed = a->seed;
-    s.step = a->step;
-    job.step = &s;
-    job.weight = (kopt_byte_ *)a->sum;
-    job.residual = (kopt_byte_ *)a->residual;
-    memcpy(&job.grad, &x, sizeof x);
-    job.grad_format = format;
-    job.weight_format = a->format;
-    job.end = a->n;
-    job.first = a->first_index;
-    job.id = a->id;
-    job.stream = stream;
-    job.rate = 1;
-    kopt_enter_(&environment);
-    s.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
-    kopt_step_job_(&job);
-    kopt_leave_(&environment);
-}
-
-KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
-                                     kopt_random_key key) {
-    kopt_accumulator sum = kopt_accumulator_of(w, format, c, n);
-    kopt_result result;
-    sum.rounding = KOPT_KAHAN;
-    sum.seed = key.seed;
-    sum.step = key.step;
-    sum.id = key.id;
-    sum.first_index = key.first_index;
-    result = format == KOPT_F32 ? KOPT_ERROR_OPTION : kopt_check_accumulator_(&sum, delta, KOPT_F32);
-    if (result == KOPT_OK) kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
-    return result;
-}
-
 /* ---- state: init, read and write ---- */
 
 /* Stores an fp32 value, given by its bits, as a weight and its residual. */
@@ -7572,10 +7513,13 @@ static KOPT_NOINLINE_ void kopt_convert_part_(kopt_conversion_ *v, kopt_byte_ *t
         KOPT_KERNEL_(convert)(v);
 }
 
-/* Copies weights, including their residuals, to out as fp32. */
-static KOPT_NOINLINE_ void kopt_read_weights_(const kopt_layout_ *l, const kopt_byte_ *weight,
-                                              const kopt_byte_ *residual, float *out) {
-    const int bits = l->residual_bytes != 0 && l->rounding != KOPT_KAHAN;
+/* Copies a slot to out as fp32. from: its array. beside: the residuals of weights, or the scales of a moment. */
+static KOPT_NOINLINE_ void kopt_read_slot_(const kopt_layout_ *l, kopt_slot slot, const kopt_byte_ *from,
+                                           const kopt_byte_ *beside, float *out) {
+    const int is_weight = slot == KOPT_SLOT_WEIGHT, m = (int)slot - 1;
+    const kopt_format format = is_weight ? l->weight_format : kopt_format_in_layout_(l, m);
+    const int is_root = !is_weight && kopt_holds_root_(format, l->rule, m);
+    const int has_residual = is_weight && l->residual_bytes != 0, adds = l->rounding == KOPT_KAHAN;
     kopt_environment_ environment;
     kopt_conversion_ v;
     float x[KOPT_PART_], y[KOPT_PART_];
@@ -7584,33 +7528,25 @@ static KOPT_NOINLINE_ void kopt_read_weights_(const kopt_layout_ *l, const kopt_
     kopt_enter_(&environment);
     for (i = 0; i < l->n; i += v.n) {
         v.n = l->n - i < KOPT_PART_ ? l->n - i : KOPT_PART_;
-        kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, weight + i * l->weight_bytes, l->weight_format, 0);
-        if (l->residual_bytes != 0 && !bits) {
-            kopt_convert_part_(&v, (kopt_byte_ *)y, KOPT_F32, residual + 2 * i, l->weight_format, 0);
+        if (kopt_has_scales_(format))
+            kopt_dequantise_(x, from + i, beside + i / KOPT_BLOCK_, v.n, is_root);
+        else
+            kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, from + i * kopt_bytes_of_(format), format, 0);
+        for (k = 0; is_root && k < v.n; k++) x[k] = kopt_mul_(x[k], x[k]);
+        if (has_residual && adds) {
+            kopt_convert_part_(&v, (kopt_byte_ *)y, KOPT_F32, beside + 2 * i, format, 0);
             KOPT_KERNEL_(add_scaled)
-            ((kopt_byte_ *)x, (kopt_byte_ *)y, l->weight_format == KOPT_FP16 ? 1.0f / 2048 : 1, 0x7FFFFFFFu, 0, v.n);
+            ((kopt_byte_ *)x, (kopt_byte_ *)y, format == KOPT_FP16 ? 1.0f / 2048 : 1, 0x7FFFFFFFu, 0, v.n);
         }
-        for (k = 0; bits && k < v.n; k++)
-            x[k] = kopt_full_weight_scalar_(l->rounding, l->weight_format, kopt_load_at_scalar_(weight, i + k, 2),
-                                            kopt_load_at_scalar_(residual, i + k, l->residual_bytes), NULL);
+        for (k = 0; has_residual && !adds && k < v.n; k++)
+            x[k] = kopt_full_weight_scalar_(l->rounding, format, kopt_load_at_scalar_(from, i + k, 2),
+                                            kopt_load_at_scalar_(beside, i + k, l->residual_bytes), NULL);
         memcpy(out + i, x, 4 * v.n);
     }
     kopt_leave_(&environment);
 }
 
-/* Encodes n fp32 values of one block to the nearest 8-bit codes and stores its scale. is_root: encodes square roots. */
-static void kopt_encode_block_(kopt_byte_ *code, kopt_byte_ *scale, const kopt_byte_ *in, size_t n, int is_root) {
-    float values[KOPT_BLOCK_];
-    size_t i;
-    for (i = 0; i < n; i++) {
-        const float x = kopt_as_f32_(kopt_load32_(in + 4 * i));
-        values[i] = is_root ? kopt_sqrt_(x) : x;
-    }
-    kopt_quantise_(code, scale, (const kopt_byte_ *)values, n, is_root, NULL);
-}
-
 static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, const float *values) {
-    const kopt_byte_ *const in = (const kopt_byte_ *)values;
     kopt_byte_ *const weight = (kopt_byte_ *)t->weight;
     kopt_environment_ environment;
     kopt_job_ a;
@@ -7620,32 +7556,33 @@ static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, con
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i++)
         kopt_write_weight_(l, weight + i * l->weight_bytes, a.residual + i * l->residual_bytes,
-                           kopt_load32_(in + 4 * i));
+                           kopt_load32_((const kopt_byte_ *)(values + i)));
     kopt_leave_(&environment);
 }
 
+/* Sets a moment to the nearest values that its format has. */
 static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int m, const float *values) {
-    const kopt_byte_ *const in = (const kopt_byte_ *)values;
     const kopt_format format = kopt_format_in_layout_(l, m);
     const int is_root = kopt_holds_root_(format, l->rule, m);
+    float x[KOPT_BLOCK_];
     kopt_environment_ environment;
     kopt_job_ a;
-    size_t i, n = 1;
+    size_t i, k, n;
     kopt_place_state_(&a, l, t);
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i += n) {
-        uint32_t bits = kopt_load32_(in + 4 * i);
-        if (kopt_has_scales_(format)) {
-            n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-            kopt_encode_block_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, in + 4 * i, n, is_root);
-            continue;
+        n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
+        memcpy(x, values + i, 4 * n);
+        for (k = 0; is_root && k < n; k++) x[k] = kopt_sqrt_(x[k]);
+        if (kopt_has_scales_(format))
+            kopt_quantise_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, (const kopt_byte_ *)x, n, is_root,
+                           NULL);
+        for (k = 0; !kopt_has_scales_(format) && k < n; k++) {
+            uint32_t bits = kopt_load32_((const kopt_byte_ *)(x + k));
+            if (format != KOPT_F32) bits = kopt_round_nearest16_scalar_(x[k], format);
+            if (is_root && bits == 0 && kopt_as_u32_(x[k]) != 0) bits = 1; /* a positive root never becomes 0 */
+            kopt_store_at_scalar_(a.moment[m], i + k, kopt_bytes_of_(format), bits);
         }
-        if (format != KOPT_F32) {
-            const float x = is_root ? kopt_sqrt_(kopt_as_f32_(bits)) : kopt_as_f32_(bits);
-            bits = kopt_round_nearest16_scalar_(x, format);
-            if (is_root && bits == 0 && kopt_as_u32_(x) != 0) bits = 1; /* a positive root never becomes 0 */
-        }
-        kopt_store_at_scalar_(a.moment[m], i, kopt_bytes_of_(format), bits);
     }
     kopt_leave_(&environment);
 }
@@ -7673,25 +7610,30 @@ static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, cons
     return 0;
 }
 
+static int kopt_overlaps_list_(const void *x, size_t size, const kopt_optimizer *opt, const kopt_tensor *tensors,
+                               size_t count, unsigned except) {
+    size_t i;
+    for (i = 0; i < count; i++) {
+        const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
+        if (kopt_overlaps_tensor_(x, size, &tensors[i], &l, except)) return 1;
+    }
+    return 0;
+}
+
 static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt, const kopt_tensor *tensors,
                                       size_t count, kopt_checks_ checks);
 
 /* The checks of kopt_state_init(). */
 static kopt_result kopt_check_init_(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
                                     const float *weights) {
+    const unsigned except = 1u << KOPT_GRADS_ | (unsigned)(count == 1) << KOPT_COPY_;
     uint64_t bytes;
     size_t i, length = 0;
     const kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     for (i = 0; i < count; length += tensors[i++].n)
         if (tensors[i].n > ~(size_t)0 / 4 - length) return KOPT_ERROR_BOUNDS;
-    for (i = 0; i < count; i++) {
-        const kopt_tensor *const t = &tensors[i];
-        const kopt_layout_ l = kopt_layout_for_(opt, t);
-        const unsigned except = 1u << KOPT_GRADS_ | (unsigned)(count == 1) << KOPT_COPY_;
-        if (kopt_overlaps_tensor_(weights, length * 4, t, &l, except)) return KOPT_ERROR_OVERLAP;
-    }
-    return KOPT_OK;
+    return kopt_overlaps_list_(weights, length * 4, opt, tensors, count, except) ? KOPT_ERROR_OVERLAP : KOPT_OK;
 }
 
 KOPT_API_ kopt_result kopt_state_init(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count,
@@ -7728,8 +7670,9 @@ static void kopt_dither_(const kopt_optimizer *opt, const kopt_tensor *t, const 
     const int is_fp16 = t->weight_format == KOPT_FP16;
     size_t i;
     kopt_place_state_(&a, l, t);
-    kopt_begin_random_reader_(&drawn, opt->seed, 0, t->id, KOPT_RANDOM_DITHER_);
+    drawn.cipher = kopt_make_philox_key_(opt->seed, 0, t->id, KOPT_RANDOM_DITHER_);
     drawn.first = t->first_index;
+    drawn.store = 0;
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i++) { /* kept: in units of 2^-16 ulp, plus half an ulp. The sum is exact in fp32 */
         const uint32_t w = kopt_load16_(weight + 2 * i), mag = w & 0x7FFFu, r = kopt_next_random16_(&drawn, i);
@@ -7775,28 +7718,6 @@ static kopt_result kopt_check_slot_(kopt_layout_ *l, const kopt_optimizer *opt, 
     return kopt_overlaps_tensor_(values, t->n * 4, t, l, 1u << KOPT_GRADS_ | except) ? KOPT_ERROR_OVERLAP : KOPT_OK;
 }
 
-/* Copies moment m, whose arrays are those of a, to out as fp32. */
-static KOPT_NOINLINE_ void kopt_read_moment_(const kopt_layout_ *l, const kopt_job_ *a, int m, float *out) {
-    const kopt_format format = kopt_format_in_layout_(l, m);
-    const int is_root = kopt_holds_root_(format, l->rule, m);
-    kopt_environment_ environment;
-    kopt_conversion_ v;
-    float x[KOPT_PART_];
-    size_t i, k;
-    v.first = 0;
-    kopt_enter_(&environment);
-    for (i = 0; i < l->n; i += v.n) {
-        v.n = l->n - i < KOPT_PART_ ? l->n - i : KOPT_PART_;
-        if (kopt_has_scales_(format))
-            kopt_dequantise_(x, a->moment[m] + i, kopt_scale_of_(a, m) + i / KOPT_BLOCK_, v.n, is_root);
-        else
-            kopt_convert_part_(&v, (kopt_byte_ *)x, KOPT_F32, a->moment[m] + i * kopt_bytes_of_(format), format, 0);
-        for (k = 0; is_root && k < v.n; k++) x[k] = kopt_mul_(x[k], x[k]);
-        memcpy(out + i, x, 4 * v.n);
-    }
-    kopt_leave_(&environment);
-}
-
 KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tensor *t, kopt_slot slot, float *out) {
     kopt_layout_ l;
     kopt_job_ a;
@@ -7804,9 +7725,9 @@ KOPT_API_ kopt_result kopt_state_read(const kopt_optimizer *opt, const kopt_tens
     if (result != KOPT_OK || t->n == 0) return result;
     kopt_place_state_(&a, &l, t);
     if (slot == KOPT_SLOT_WEIGHT)
-        kopt_read_weights_(&l, (const kopt_byte_ *)t->weight, a.residual, out);
+        kopt_read_slot_(&l, slot, (const kopt_byte_ *)t->weight, a.residual, out);
     else
-        kopt_read_moment_(&l, &a, (int)slot - 1, out);
+        kopt_read_slot_(&l, slot, a.moment[slot - 1], kopt_scale_of_(&a, (int)slot - 1), out);
     return KOPT_OK;
 }
 
@@ -7965,15 +7886,14 @@ static kopt_array_ *kopt_list_arrays_(kopt_array_ *array, const kopt_layout_ *l,
 
 /* Makes the optimizer that a header describes; defaults elsewhere. saved: the header is of a checkpoint or in one. */
 static KOPT_NOINLINE_ void kopt_optimizer_from_header_(kopt_optimizer *opt, const kopt_byte_ *h, int saved) {
-    const int sgd = h[5] == KOPT_RULE_SGD, moments = h[9] & 7;
+    const int sgd = h[5] == KOPT_RULE_SGD, moments = h[9] & 7, q8 = kopt_format_byte_(KOPT_Q8);
+    const int first = h[8], second = h[11] == 0 ? first : h[11] - 1;
     memset(opt, 0, sizeof *opt);
     kopt_set_defaults_(opt, (kopt_rule)h[5], 0);
     opt->lr = opt->max_lr = 0; /* kopt_ema() has 1 */
     opt->rounding = (kopt_rounding)(h[7] & 15);
-    opt->first_moment_format = h[8] == kopt_format_byte_(KOPT_Q8) ? KOPT_Q8 : (kopt_format)h[8];
-    opt->second_moment_format = h[11] == 0                                ? opt->first_moment_format
-                                : h[11] == 1 + kopt_format_byte_(KOPT_Q8) ? KOPT_Q8
-                                                                          : (kopt_format)(h[11] - 1);
+    opt->first_moment_format = first == q8 ? KOPT_Q8 : (kopt_format)first;
+    opt->second_moment_format = second == q8 ? KOPT_Q8 : (kopt_format)second;
     opt->amsgrad = h[5] == KOPT_RULE_ADAM && moments == 3;
     if (saved) {
         opt->lr = opt->max_lr = kopt_load_number_(h + 48);
@@ -8044,20 +7964,23 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
 
 /* ---- StableAdamW ---- */
 
-static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n);
+/* kopt_norm_add() within kopt_enter_(). */
+static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
+    const kopt_tool_ t = {KOPT_TOOL_NORM_, format, format, x, NULL, n, norm, 0, NULL, 0, 0};
+    kopt_norm_carry_(norm);
+    KOPT_KERNEL_(tool)(&t);
+}
 
 /* StableAdamW: adds the squares of g / max(sqrt(v) * root_scale, eps) of elements [begin, end) to norm (section 6a). */
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
-    size_t chunk = KOPT_RATIOS_;
+    const int q8 = kopt_has_scales_(s->second_moment_format);
+    const size_t chunk = q8 ? KOPT_BLOCK_ : KOPT_RATIOS_;
     kopt_environment_ environment;
-    kopt_job_ job;
+    kopt_job_ whole, job;
     float ratios[KOPT_RATIOS_]; /* with 8-bit moments, first the decoded roots, which the ratios overwrite */
     kopt_byte_ *const ratio_bytes = (kopt_byte_ *)ratios;
     size_t i, n;
-    const int q8 = kopt_has_scales_(s->second_moment_format);
-    kopt_job_ whole;
-    if (q8) chunk = KOPT_BLOCK_;
     kopt_make_job_(&whole, layout, s, t, begin, end);
     job = whole;
     kopt_enter_(&environment);
@@ -8365,16 +8288,6 @@ static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt
     return KOPT_OK;
 }
 
-static int kopt_overlaps_list_(const void *buffer, size_t size, const kopt_optimizer *opt, const kopt_tensor *tensors,
-                               size_t count) {
-    size_t i;
-    for (i = 0; i < count; i++) {
-        const kopt_layout_ l = kopt_layout_for_(opt, &tensors[i]);
-        if (kopt_overlaps_tensor_(buffer, size, &tensors[i], &l, 0)) return 1;
-    }
-    return 0;
-}
-
 KOPT_API_ size_t kopt_save_size(const kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
     uint64_t bytes;
     if (kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_FIELDS_) != KOPT_OK) return 0;
@@ -8452,7 +8365,7 @@ KOPT_API_ kopt_result kopt_save(const kopt_optimizer *opt, const kopt_tensor *te
     if (result != KOPT_OK) return result;
     if (out == NULL) return KOPT_ERROR_NULL;
     if (out_size < bytes) return KOPT_ERROR_SIZE;
-    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count)) return KOPT_ERROR_OVERLAP;
+    if (kopt_overlaps_list_(out, (size_t)bytes, opt, tensors, count, 0)) return KOPT_ERROR_OVERLAP;
     return kopt_save_list_(opt, tensors, count, &file, bytes);
 }
 
@@ -8464,7 +8377,7 @@ KOPT_API_ kopt_result kopt_load(kopt_optimizer *opt, const kopt_tensor *tensors,
     kopt_result result = kopt_check_states_(&bytes, opt, tensors, count, KOPT_CHECK_MEMORY_);
     if (result != KOPT_OK) return result;
     if (in == NULL) return KOPT_ERROR_NULL;
-    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count))
+    if (kopt_overlaps_list_(in, bytes < in_size ? (size_t)bytes : in_size, opt, tensors, count, 0))
         return KOPT_ERROR_OVERLAP;
     result = kopt_load_list_(opt, tensors, count, &file, bytes);
     return result == KOPT_ERROR_FILE ? KOPT_ERROR_SIZE : result;
@@ -8598,13 +8511,6 @@ static kopt_result kopt_check_array_(const void *x, kopt_format format, size_t n
     return x == NULL && n != 0 ? KOPT_ERROR_NULL : KOPT_OK;
 }
 
-/* kopt_norm_add() within kopt_enter_(). */
-static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format format, size_t n) {
-    const kopt_tool_ t = {KOPT_TOOL_NORM_, format, format, x, NULL, n, norm, 0, NULL, 0, 0};
-    kopt_norm_carry_(norm);
-    KOPT_KERNEL_(tool)(&t);
-}
-
 KOPT_API_ kopt_result kopt_norm_add(kopt_norm *norm, const void *x, kopt_format format, size_t n) {
     const kopt_result result = kopt_check_array_(x, format, n);
     kopt_environment_ environment;
@@ -8718,32 +8624,27 @@ KOPT_API_ double kopt_norm_stable_scale(const kopt_norm *norm, uint64_t n) {
     return scale;
 }
 
-/* Sets *bits to those of the largest number of the format that is at most limit. Refuses a negative limit and NaN. */
-static kopt_result kopt_round_limit_(double limit, kopt_format format, uint32_t *bits) {
+/* The bits of the largest number of the format that is at most limit, which is at least 0. */
+static uint32_t kopt_round_limit_(double limit, kopt_format format) {
     const double largest = 3.4028234663852886e38; /* of fp32 */
-    kopt_environment_ environment;
-    if (!kopt_between_(limit, 0, KOPT_LARGEST64_)) return KOPT_ERROR_RANGE;
-    kopt_enter_(&environment);
+    uint32_t bits, exact;
     if (kopt_less64_(largest, limit)) limit = largest;
-    *bits = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
-    if (kopt_less64_(limit, kopt_to_double_(kopt_as_f32_(*bits)))) --*bits;
-    if (format == KOPT_BF16) *bits >>= 16;
-    if (format == KOPT_FP16) {
-        const uint32_t exact = *bits;
-        *bits = kopt_fp16_from_f32(kopt_as_f32_(exact));
-        if (kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)*bits)) > exact) --*bits;
-    }
-    kopt_leave_(&environment);
-    return KOPT_OK;
+    exact = kopt_as_u32_(kopt_to_float_(limit)) & 0x7FFFFFFFu; /* a limit of -0 means 0; rounded to nearest */
+    if (kopt_less64_(limit, kopt_to_double_(kopt_as_f32_(exact)))) exact--;
+    if (format != KOPT_FP16) return format == KOPT_BF16 ? exact >> 16 : exact;
+    bits = kopt_fp16_from_f32(kopt_as_f32_(exact));
+    return kopt_as_u32_(kopt_f32_from_fp16((kopt_fp16)bits)) > exact ? bits - 1 : bits;
 }
 
 KOPT_API_ kopt_result kopt_clip_value(void *x, kopt_format format, size_t n, double limit) {
     kopt_tool_ t = {KOPT_TOOL_CLIP_, format, format, NULL, (kopt_byte_ *)x, n, NULL, 0, NULL, 0, 0};
-    kopt_result result = kopt_check_array_(x, format, n);
+    const kopt_result result = kopt_check_array_(x, format, n);
     kopt_environment_ environment;
-    if (result == KOPT_OK) result = kopt_round_limit_(limit, format, &t.limit);
-    if (result != KOPT_OK || n == 0) return result;
+    if (result != KOPT_OK) return result;
+    if (!kopt_between_(limit, 0, KOPT_LARGEST64_)) return KOPT_ERROR_RANGE;
+    if (n == 0) return KOPT_OK;
     kopt_enter_(&environment);
+    t.limit = kopt_round_limit_(limit, format);
     KOPT_KERNEL_(tool)(&t);
     kopt_leave_(&environment);
     return KOPT_OK;
@@ -8866,20 +8767,7 @@ KOPT_API_ kopt_result kopt_scaler_step(kopt_scaler *scaler, kopt_optimizer *opt,
     return kopt_scaler_update(scaler, norm.nonfinite != 0);
 }
 
-/* ---- gradient accumulation ---- */
-
-KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
-    kopt_accumulator a;
-    memset(&a, 0, sizeof a);
-    a.sum = sum;
-    a.residual = residual;
-    a.format = format;
-    a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
-    a.residual_rounding = KOPT_STOCHASTIC;
-    a.n = n;
-    a.made_ = KOPT_MADE_;
-    return a;
-}
+/* ---- gradient accumulation, and one-element updates of an array ---- */
 
 /* Checks an accumulator, and the caller's other array, a->n values, which may overlap neither sum nor residual. */
 static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void *other, kopt_format format) {
@@ -8901,6 +8789,64 @@ static kopt_result kopt_check_accumulator_(const kopt_accumulator *a, const void
         kopt_overlap_(a->residual, residual, other, size))
         return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
+}
+
+/* a->sum += x * scale, with a step of SGD: the weight is the sum, the rate is 1 and grad_scale is -scale. */
+static void kopt_add_to_sum_(const kopt_accumulator *a, const void *x, kopt_format format, double scale,
+                             uint32_t stream) {
+    kopt_environment_ environment;
+    kopt_job_ job;
+    kopt_begun_ s;
+    if (a->n == 0) return;
+    memset(&s, 0, sizeof s);
+    memset(&job, 0, sizeof job);
+    s.rule = KOPT_RULE_SGD;
+    s.rounding = a->rounding;
+    s.moment_rounding = s.residual_rounding = a->residual_rounding;
+    s.seed = a->seed;
+    s.step = a->step;
+    job.step = &s;
+    job.weight = (kopt_byte_ *)a->sum;
+    job.residual = (kopt_byte_ *)a->residual;
+    memcpy(&job.grad, &x, sizeof x);
+    job.grad_format = format;
+    job.weight_format = a->format;
+    job.end = a->n;
+    job.first = a->first_index;
+    job.id = a->id;
+    job.stream = stream;
+    job.rate = 1;
+    kopt_enter_(&environment);
+    s.grad_scale = kopt_as_f32_(kopt_as_u32_(kopt_to_float_(scale)) ^ 0x80000000u);
+    kopt_step_job_(&job);
+    kopt_leave_(&environment);
+}
+
+KOPT_API_ kopt_result kopt_kahan_add(void *w, void *c, kopt_format format, const float *delta, size_t n,
+                                     kopt_random_key key) {
+    kopt_accumulator sum = kopt_accumulator_of(w, format, c, n);
+    kopt_result result;
+    sum.rounding = KOPT_KAHAN;
+    sum.seed = key.seed;
+    sum.step = key.step;
+    sum.id = key.id;
+    sum.first_index = key.first_index;
+    result = format == KOPT_F32 ? KOPT_ERROR_OPTION : kopt_check_accumulator_(&sum, delta, KOPT_F32);
+    if (result == KOPT_OK) kopt_add_to_sum_(&sum, delta, KOPT_F32, 1, KOPT_RANDOM_STEP_);
+    return result;
+}
+
+KOPT_API_ kopt_accumulator kopt_accumulator_of(void *sum, kopt_format format, void *residual, size_t n) {
+    kopt_accumulator a;
+    memset(&a, 0, sizeof a);
+    a.sum = sum;
+    a.residual = residual;
+    a.format = format;
+    a.rounding = residual == NULL ? KOPT_STOCHASTIC : KOPT_KAHAN;
+    a.residual_rounding = KOPT_STOCHASTIC;
+    a.n = n;
+    a.made_ = KOPT_MADE_;
+    return a;
 }
 
 KOPT_API_ kopt_result kopt_accumulator_add(kopt_accumulator *a, const void *grad, kopt_format grad_format,
@@ -8930,7 +8876,7 @@ KOPT_API_ kopt_result kopt_accumulator_read(const kopt_accumulator *a, float *ou
     if (a->count == 0)
         memset(out, 0, 4 * a->n);
     else
-        kopt_read_weights_(&l, (const kopt_byte_ *)a->sum, (const kopt_byte_ *)a->residual, out);
+        kopt_read_slot_(&l, KOPT_SLOT_WEIGHT, (const kopt_byte_ *)a->sum, (const kopt_byte_ *)a->residual, out);
     return KOPT_OK;
 }
 
@@ -8992,16 +8938,6 @@ static uint32_t kopt_sign_bit_(float x, uint32_t scale, int stochastic, uint32_t
     return !(kopt_mul_(y, 32768.0f) > kopt_add_((float)random16, 0.5f)); /* 1 for NaN */
 }
 
-/* Encodes n elements of KOPT_Q8: of each block one byte of scale, then the codes. drawn: NULL rounds to nearest. */
-static KOPT_NOINLINE_ void kopt_compress_q8_(kopt_byte_ *out, const float *x, size_t n, kopt_random_reader_ *drawn) {
-    size_t i;
-    for (i = 0; i < n; i += KOPT_BLOCK_) {
-        kopt_quantise_(out + 1, out, (const kopt_byte_ *)(x + i), n - i < KOPT_BLOCK_ ? n - i : KOPT_BLOCK_, 0, drawn);
-        out += 1 + KOPT_BLOCK_;
-        if (drawn != NULL) drawn->first += KOPT_BLOCK_;
-    }
-}
-
 /* Encodes one block of KOPT_Q1 (section 12): 4 bytes of scale, then the signs. */
 static KOPT_NOINLINE_ void kopt_compress_signs_(kopt_byte_ *out, const float *x, size_t n, kopt_random_reader_ *drawn) {
     uint32_t largest = 0, scale, bits = 0;
@@ -9059,9 +8995,10 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
     float x[KOPT_SIGNS_], y[KOPT_PART_] = {0}; /* set: gcc -fanalyzer does not see what a kernel writes */
     kopt_byte_ *const xs = (kopt_byte_ *)x, *const ys = (kopt_byte_ *)y;
     size_t i, n, offset, k;
-    kopt_begin_random_reader_(&drawn, c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
+    drawn.cipher = kopt_make_philox_key_(c->seed, c->step, c->id, KOPT_RANDOM_COMPRESS_);
+    drawn.store = 0;
     for (i = 0; i < c->n; i += n) {
-        kopt_byte_ *const block = out + kopt_code_bytes_(c->code, i);
+        kopt_byte_ *block = out + kopt_code_bytes_(c->code, i);
         kopt_byte_ *const block_residual = residual == NULL ? NULL : residual + i * residual_size;
         n = c->n - i < KOPT_SIGNS_ ? c->n - i : KOPT_SIGNS_;
         v.n = n;
@@ -9074,8 +9011,10 @@ static KOPT_NOINLINE_ void kopt_compress_(const kopt_compressor *c, kopt_byte_ *
         }
         v.n = n;
         for (k = 0; k < n && c->code != KOPT_Q8; k++) x[k] = kopt_canonical_nan_scalar_(x[k]);
-        if (c->code == KOPT_Q8)
-            kopt_compress_q8_(block, x, n, stochastic ? &drawn : NULL);
+        if (c->code == KOPT_Q8) /* of each block one byte of scale, then the codes */
+            for (k = 0; k < n; k += KOPT_BLOCK_, block += 1 + KOPT_BLOCK_, drawn.first += KOPT_BLOCK_)
+                kopt_quantise_(block + 1, block, xs + 4 * k, n - k < KOPT_BLOCK_ ? n - k : KOPT_BLOCK_, 0,
+                               stochastic ? &drawn : NULL);
         else if (c->code == KOPT_Q1)
             kopt_compress_signs_(block, x, n, stochastic ? &drawn : NULL);
         else
@@ -9191,7 +9130,7 @@ KOPT_API_ kopt_result kopt_convert_stochastic(void *dst, kopt_format dst_format,
 }
 
 KOPT_API_ int kopt_all_finite(const void *x, kopt_format format, size_t n) {
-    if (!kopt_format_valid_(format) || n > KOPT_LARGEST_N_ || (x == NULL && n != 0)) return 0;
+    if (kopt_check_array_(x, format, n) != KOPT_OK) return 0;
     return KOPT_KERNEL_(all_finite)((const kopt_byte_ *)x, format, n);
 }
 
@@ -9315,13 +9254,11 @@ KOPT_API_ kopt_result kopt_uniform(void *out, kopt_format format, size_t n, doub
 #endif
 
 /* ---- end of the implementation ---- */
-#ifdef KOPT_GCC_
 #ifdef KOPT_COLD_HERE_
 #pragma GCC pop_options
 #endif
 #ifdef KOPT_OPTIMIZED_HERE_
 #pragma GCC pop_options
-#endif
 #endif
 #undef KOPT_IMPLEMENTING_
 #endif /* KOPT_IMPLEMENTING_ */
