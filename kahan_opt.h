@@ -7541,7 +7541,7 @@ static KOPT_NOINLINE_ void kopt_read_slot_(const kopt_layout_ *l, kopt_slot slot
         for (k = 0; has_residual && !adds && k < v.n; k++)
             x[k] = kopt_full_weight_scalar_(l->rounding, format, kopt_load_at_scalar_(from, i + k, 2),
                                             kopt_load_at_scalar_(beside, i + k, l->residual_bytes), NULL);
-        memcpy(out + i, x, 4 * v.n);
+        memcpy((kopt_byte_ *)(out + i), x, 4 * v.n); /* at any address */
     }
     kopt_leave_(&environment);
 }
@@ -7572,7 +7572,7 @@ static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int 
     kopt_enter_(&environment);
     for (i = 0; i < t->n; i += n) {
         n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
-        memcpy(x, values + i, 4 * n);
+        memcpy(x, (const kopt_byte_ *)(values + i), 4 * n); /* at any address */
         for (k = 0; is_root && k < n; k++) x[k] = kopt_sqrt_(x[k]);
         if (kopt_has_scales_(format))
             kopt_quantise_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, (const kopt_byte_ *)x, n, is_root,
