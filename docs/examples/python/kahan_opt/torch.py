@@ -233,7 +233,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             for _, group, p in self._members(groups):
                 of.setdefault(id(group), dict(group, params=[]))["params"].append(p)
             groups = list(of.values())
-        for group in groups:
+        for place, group in enumerate(groups):
             params = group["params"] if only is None else [only]
             grads = list(map(grad_of, params))
             there = [g is not None for g in grads]
@@ -249,7 +249,7 @@ class KahanOptimizer(torch.optim.Optimizer):
                 params, grads, entries = zip(*sorted(zip(params, grads, entries), key=lambda row: row[2].number))
             states, layout = self._states(params), layout_of(group)
             for kind, (es, *columns) in parted(map(kind_of, entries), entries, params, grads, states).items():
-                steps = Entry.hold(self._held.setdefault((id(group), kind), []), es, layout, *columns)
+                steps = Entry.hold(self._held.setdefault((place, kind), []), es, layout, *columns)
                 if steps:
                     lists += [(group, *rows) for rows in CALLS[columns[0][0].device.type].lists(steps, es, *columns)]
                 else:
