@@ -2517,12 +2517,12 @@ typedef struct kopt_environment_ {
 #elif defined(KOPT_GNU_) && defined(__loongarch_hard_float)
 #define KOPT_CONTROL_(X) X(uint32_t, "movfcsr2gr %0, $fcsr0", "movgr2fcsr $fcsr0, %0", 0xFFFFFCE0u)
 #endif
-#define KOPT_ENTER_(type, get, set, kept)                    \
-    type old;                                                \
-    __asm__ __volatile__(get : "=r"(old));                   \
-    __asm__ __volatile__(set : : "r"((type)(old & (kept)))); \
+#define KOPT_ENTER_(type, get, set, kept)                       \
+    type old;                                                   \
+    __asm__ __volatile__(get "" : "=r"(old));                   \
+    __asm__ __volatile__(set "" : : "r"((type)(old & (kept)))); \
     e->control = (uint32_t)old;
-#define KOPT_LEAVE_(type, get, set, kept) __asm__ __volatile__(set : : "r"((type)e->control));
+#define KOPT_LEAVE_(type, get, set, kept) __asm__ __volatile__(set "" : : "r"((type)e->control));
 
 static KOPT_NOINLINE_ void kopt_enter_(kopt_environment_ *e) {
 #if defined(KOPT_INTRINSIC_MXCSR_)
@@ -2802,7 +2802,6 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     const kopt_decay_mode decay_mode = opt->decay_mode;
     const float weight_decay = kopt_to_float_(opt->weight_decay);
     float correction1, correction2; /* 1 - beta1^step; 1 - beta2^step, later 1 - beta3^step for Adan */
-    s->made = KOPT_BEGUN_;
     s->step = opt->step + 1;
     s->grad_scale = kopt_mul_(kopt_to_float_(opt->grad_scale), kopt_to_float_(opt->clip));
     if (opt->maximize) s->grad_scale = kopt_as_f32_(kopt_as_u32_(s->grad_scale) ^ 0x80000000u);
@@ -2815,7 +2814,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
     s->beta3 = s->gain3 = s->third_scale = 0;
     s->extrapolation = kopt_to_float_(opt->momentum);
     s->eps = kopt_to_float_(opt->eps);
-    s->sharpness = rule == KOPT_RULE_LION ? kopt_to_float_(opt->sharpness) : 0;
+    s->sharpness = KOPT_HAS_VMATH_ && rule == KOPT_RULE_LION ? kopt_to_float_(opt->sharpness) : 0;
     s->root_scale = 1;
     if (rule == KOPT_RULE_SGD || rule == KOPT_RULE_EMA) {
         s->beta1 = s->gain1 = s->beta2 = s->gain2 = 0;
@@ -2876,7 +2875,7 @@ KOPT_SCALARS_ KOPT_HOST_DEVICE_ int kopt_compute_scalars_(const kopt_optimizer *
         if (sgd && opt->nesterov) s->feedback = kopt_div_(s->feedback, s->extrapolation);
     }
     return kopt_finite_(s->grad_scale) && kopt_finite_(s->undecayed_rate) && kopt_finite_(s->weight_decay) &&
-           kopt_finite_(s->root_scale); /* infinite if atan2_b is too large */
+           (!KOPT_HAS_VMATH_ || kopt_finite_(s->root_scale)); /* infinite if atan2_b is too large */
 }
 
 /* The next step of valid options, which its caller counts: opt->step = s->step. */
@@ -2884,6 +2883,7 @@ static kopt_result kopt_next_step_(kopt_begun_ *s, const kopt_optimizer *opt) {
     kopt_environment_ environment;
     int finite;
     if (opt->step == 0xFFFFFFFFu) return KOPT_ERROR_STEP;
+    s->made = KOPT_BEGUN_;
     kopt_copy_options_(opt, s);
     kopt_enter_(&environment);
     finite = kopt_compute_scalars_(opt, s);
@@ -6210,21 +6210,25 @@ FN_ int K_(one_of)(int value, int first, int second) { return first == ANY_ ? va
 #define LINE_(name, line_rule, other_rule, line_moments, line_first, line_second, line_feedback) \
     NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                 \
         kopt_kind_ kind = t->kind;                                                               \
-        kind.rule = (kopt_rule)K_(one_of)((int)kind.rule, line_rule, other_rule);                \
-        kind.first = (kopt_format)K_(one_of)((int)kind.first, line_first, line_first);           \
-        kind.second = (kopt_format)K_(one_of)((int)kind.second, line_second, line_second);       \
+        const int rule = K_(one_of)((int)kind.rule, line_rule, other_rule);                      \
+        const int first = K_(one_of)((int)kind.first, line_first, line_first);                   \
+        const int second = K_(one_of)((int)kind.second, line_second, line_second);               \
+        kind.rule = (kopt_rule)rule;                                                             \
+        kind.first = (kopt_format)first;                                                         \
+        kind.second = (kopt_format)second;                                                       \
         if ((line_moments) != ANY_) kind.moment_count = line_moments;                            \
         kind.feedback = K_(one_of)(kind.feedback, line_feedback, line_feedback);                 \
         K_(direction_tile)(t, kind, ((line_first) == (line_second)) * ORDER_(line_first));       \
     }
 DIRECTIONS_(LINE_)
 #undef LINE_
-#define LINE_(name, line_format, line_rounding, other_rounding)                                       \
-    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                                      \
-        kopt_kind_ kind = t->kind;                                                                    \
-        kind.weight = line_format;                                                                    \
-        kind.rounding = (kopt_rounding)K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
-        K_(commit_tile)(t, kind);                                                                     \
+#define LINE_(name, line_format, line_rounding, other_rounding)                             \
+    NOINLINE_FN_ void K_(name)(kopt_tile_ * t) {                                            \
+        kopt_kind_ kind = t->kind;                                                          \
+        const int rounding = K_(one_of)((int)kind.rounding, line_rounding, other_rounding); \
+        kind.weight = line_format;                                                          \
+        kind.rounding = (kopt_rounding)rounding;                                            \
+        K_(commit_tile)(t, kind);                                                           \
     }
 COMMITS_(LINE_)
 #undef LINE_
@@ -7975,12 +7979,13 @@ static void kopt_norm_tool_(kopt_norm *norm, const kopt_byte_ *x, kopt_format fo
 static KOPT_NOINLINE_ void kopt_measure_(const kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t,
                                          size_t begin, size_t end, kopt_norm *norm) {
     const int q8 = kopt_has_scales_(s->second_moment_format);
-    const size_t chunk = q8 ? KOPT_BLOCK_ : KOPT_RATIOS_;
+    size_t chunk = KOPT_RATIOS_;
     kopt_environment_ environment;
     kopt_job_ whole, job;
     float ratios[KOPT_RATIOS_]; /* with 8-bit moments, first the decoded roots, which the ratios overwrite */
     kopt_byte_ *const ratio_bytes = (kopt_byte_ *)ratios;
     size_t i, n;
+    if (q8) chunk = KOPT_BLOCK_;
     kopt_make_job_(&whole, layout, s, t, begin, end);
     job = whole;
     kopt_enter_(&environment);
