@@ -330,10 +330,10 @@ typedef char kopt_cuda_scalars_fit_[offsetof(kopt_scalars_cuda_, slow_scale) <= 
 
 /* A group of the plan is two of these: that of the tensors with weight decay, and that of those with no_decay. */
 typedef struct alignas(16) kopt_cuda_group_ {
-    kopt_scalars_cuda_ k;         /* of the current step. Kernels load its first KOPT_CUDA_SCALARS_ bytes as vectors */
-    uint32_t step_number, unused; /* the first: step.step, where kernels load it with fewer instructions */
+    kopt_scalars_cuda_ k; /* of the current step. Kernels load its first KOPT_CUDA_SCALARS_ bytes as vectors */
+    kopt_optimizer opt;   /* a multiple of 16 from the start: loaded as vectors, too */
     kopt_begun_ step;
-    kopt_optimizer opt;
+    uint32_t step_number; /* step.step, where kernels load it with fewer instructions */
     uint32_t result;
 } kopt_cuda_group_;
 
