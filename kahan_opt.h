@@ -2168,11 +2168,6 @@ static KOPT_HOST_DEVICE_ double kopt_sqrt64_(double a) {
     return x;
 }
 
-/* n as a double, rounded to nearest even. */
-static KOPT_HOST_DEVICE_ double kopt_u64_to_f64_(uint64_t n) {
-    return kopt_add64_(kopt_mul64_((double)(uint32_t)(n >> 32), 4294967296.0), (double)(uint32_t)(n & 0xFFFFFFFFu));
-}
-
 /* ---- EXACT NORM -------------------------------------------------------------------------------------------------- */
 
 /* Adds value * 2^(p - 298) to the exact sum without carries: each limb, norm->digit[i], grows by less than 2^33. */
@@ -2406,9 +2401,9 @@ typedef struct kopt_random_tile_ {
 } kopt_random_tile_;
 
 typedef struct kopt_job_array_ {
-    kopt_byte_ **at; /* the job's pointer to the array */
-    unsigned bytes;  /* of an element */
-    int written;     /* by the step */
+    kopt_byte_ **at, *original; /* the job's pointer to the array; where that was before it pointed to a copy */
+    unsigned bytes;             /* of an element */
+    int written;                /* by the step */
 } kopt_job_array_;
 enum { KOPT_JOB_ARRAYS_ = 8 /* weight, residual, gradient, copy; four moments, or two and slow weights */ };
 enum { KOPT_LARGEST_PAIR_ = 32 /* elements of a pair of vectors of AVX-512 */ };
@@ -2453,9 +2448,17 @@ typedef struct kopt_stages_ {
     const struct kopt_stages_ *other; /* for kinds that find() does not know */
 } kopt_stages_;
 
+/* The last elements of a job, fewer than a pair of vectors, in copies padded with zeros. */
+typedef struct kopt_tail_ {
+    kopt_job_ job; /* of the copies */
+    kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *end;
+    kopt_byte_ copies[KOPT_JOB_ARRAYS_][4 * KOPT_LARGEST_PAIR_];
+} kopt_tail_;
+
+typedef size_t kopt_loop_(const kopt_job_ *j, size_t begin);
+static void kopt_loop_over_tail_(kopt_loop_ *loop, const kopt_job_ *j, size_t begin, size_t pair);
 static void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end);
-static void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
-static void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair);
+static void kopt_stage_in_scalar_(kopt_tile_ *t, int stage, size_t i, size_t pair);
 #endif
 
 /* Scalar code, which vector code calls for short ranges and special values. */
@@ -3003,8 +3006,7 @@ static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt
 static double kopt_load_number_(const kopt_byte_ *p) { return kopt_to_double_(kopt_as_f32_(kopt_load_le32_(p))); }
 
 /* Computes bytes 7 and 9 of the header. */
-static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const kopt_optimizer *opt,
-                               kopt_format weight) {
+static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *count, const kopt_optimizer *opt, kopt_format weight) {
     const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_RULE_ADAM;
     uint32_t byte7 = 0, byte9 = (uint32_t)moment_count;
     if (weight != KOPT_F32) byte7 = (uint32_t)opt->rounding;
@@ -3017,7 +3019,7 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *moments, const 
     if (adam && opt->stable) byte9 |= 64u;
     if (opt->rule == KOPT_RULE_ADAM_ATAN2 && opt->atan2_outside) byte9 |= 128u;
     *rounding = (kopt_byte_)byte7;
-    *moments = (kopt_byte_)byte9;
+    *count = (kopt_byte_)byte9;
 }
 
 /* Byte 8 of the header. KOPT_Q8 is written as 5; up to version 0.9, whose codes were others, it was 4. */
@@ -3136,6 +3138,9 @@ typedef struct kopt_memory_range_ {
     size_t size;
     kopt_memory_kind_ what;
 } kopt_memory_range_;
+typedef struct kopt_memory_ {
+    kopt_memory_range_ range[KOPT_MEMORY_RANGES_], *end;
+} kopt_memory_;
 
 /* An array of a state, or the weights. */
 typedef struct kopt_array_ {
@@ -3150,26 +3155,25 @@ static KOPT_NOINLINE_ kopt_memory_range_ *kopt_array_ranges_(kopt_memory_range_ 
                                                              const kopt_layout_ *l) {
     kopt_array_ array[KOPT_ARRAYS_], *a, *const end = kopt_list_arrays_(array, l, t);
     for (a = array; a != end; a++) {
-        to->at = a->at;
-        to->size = a->n * a->bytes;
-        to++->what = KOPT_STATE_;
+        const kopt_memory_range_ range = {a->at, a->n * a->bytes, KOPT_STATE_};
+        *to++ = range;
     }
     return to;
 }
 
-/* Lists the memory ranges of a tensor in to[], at most KOPT_MEMORY_RANGES_. Returns the end of the list. */
-static kopt_memory_range_ *kopt_memory_ranges_(kopt_memory_range_ *to, const kopt_tensor *t, const kopt_layout_ *l) {
+/* Lists the memory ranges of a tensor. */
+static void kopt_list_memory_(kopt_memory_ *memory, const kopt_tensor *t, const kopt_layout_ *l) {
     const void *const at[] = {t->weight, t->state, t->copy, t->grad, t->counts}; /* by kopt_memory_kind_ */
     const size_t size[] = {t->n * l->weight_bytes, l->total, t->n * kopt_bytes_of_(t->copy_format),
                            t->n * kopt_bytes_of_(t->grad_format), sizeof *t->counts};
+    kopt_memory_range_ *to = memory->range;
     unsigned i;
     for (i = 0; i < KOPT_TENSOR_RANGES_; i++)
         if (at[i] != NULL && size[i] != 0) {
-            to->at = at[i];
-            to->size = size[i];
-            to++->what = (kopt_memory_kind_)i;
+            const kopt_memory_range_ range = {at[i], size[i], (kopt_memory_kind_)i};
+            *to++ = range;
         }
-    return t->arrays == NULL || t->n == 0 ? to : kopt_array_ranges_(to, t, l);
+    memory->end = t->arrays == NULL || t->n == 0 ? to : kopt_array_ranges_(to, t, l);
 }
 
 static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, const kopt_memory_range_ *b) {
@@ -3178,9 +3182,9 @@ static KOPT_FORCE_INLINE_ int kopt_ranges_overlap_(const kopt_memory_range_ *a, 
 }
 
 /* Checks that no required pointer is NULL, that the state block, if any, is large enough, and that no two memory ranges
-   overlap. Without needs_grad the gradient may be NULL and may overlap the others. */
-static kopt_result kopt_check_memory_(const kopt_tensor *t, const kopt_layout_ *l, int needs_grad) {
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *b, *end;
+   overlap. Without needs_grad the gradient may be NULL and may overlap the others. Lists the memory, if n is not 0. */
+static kopt_result kopt_check_memory_(kopt_memory_ *m, const kopt_tensor *t, const kopt_layout_ *l, int needs_grad) {
+    kopt_memory_range_ *a, *b;
     if (t->n == 0) return KOPT_OK;
     if (t->weight == NULL || (needs_grad && t->grad == NULL)) return KOPT_ERROR_NULL;
     if (t->arrays != NULL) {
@@ -3190,9 +3194,9 @@ static kopt_result kopt_check_memory_(const kopt_tensor *t, const kopt_layout_ *
         if (l->total != 0 && t->state == NULL) return KOPT_ERROR_NULL;
         if (t->state_size < l->total) return KOPT_ERROR_SIZE;
     }
-    end = kopt_memory_ranges_(span, t, l);
-    for (a = span; a != end; a++)
-        for (b = span; b != a; b++)
+    kopt_list_memory_(m, t, l);
+    for (a = m->range; a != m->end; a++)
+        for (b = m->range; b != a; b++)
             if (kopt_ranges_overlap_(a, b) && (needs_grad || (a->what != KOPT_GRADS_ && b->what != KOPT_GRADS_)))
                 return KOPT_ERROR_OVERLAP;
     return KOPT_OK;
@@ -3220,26 +3224,28 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_tensor_(const kopt_tensor *t, c
 /* What is checked of a tensor: its fields; also its memory without the gradient; also the state; also the gradient. */
 typedef enum kopt_checks_ { KOPT_CHECK_FIELDS_, KOPT_CHECK_MEMORY_, KOPT_CHECK_STATE_, KOPT_CHECK_STEP_ } kopt_checks_;
 
-/* Checks a tensor under the options of s, and computes the layout of its state. */
-static kopt_result kopt_check_tensor_(kopt_layout_ *layout, const kopt_begun_ *s, const kopt_tensor *t,
-                                      kopt_checks_ checks) {
+/* Checks a tensor under the options of s, and computes the layout of its state. Lists its memory, if that is checked. */
+static kopt_result kopt_check_tensor_(kopt_layout_ *layout, kopt_memory_ *memory, const kopt_begun_ *s,
+                                      const kopt_tensor *t, kopt_checks_ checks) {
     const char *words;
     kopt_result result = kopt_judge_tensor_(t, &words); /* refuses NULL */
     if (result != KOPT_OK) return result;
+    memory->end = memory->range;
     kopt_layout_of_step_(layout, s, t->weight_format, t->n);
     if (checks >= KOPT_CHECK_STATE_) result = kopt_judge_block_(t, layout, &words);
     if (result != KOPT_OK || checks == KOPT_CHECK_FIELDS_) return result;
-    return kopt_check_memory_(t, layout, checks == KOPT_CHECK_STEP_);
+    return kopt_check_memory_(memory, t, layout, checks == KOPT_CHECK_STEP_);
 }
 
 /* The same under an optimizer, which is checked, too. */
 static kopt_result kopt_check_state_(kopt_layout_ *layout, const kopt_optimizer *opt, const kopt_tensor *t,
                                      kopt_checks_ checks) {
     const kopt_result result = kopt_check_options_(opt);
+    kopt_memory_ memory;
     kopt_begun_ s;
     if (result != KOPT_OK) return result;
     kopt_copy_options_(opt, &s);
-    return kopt_check_tensor_(layout, &s, t, checks);
+    return kopt_check_tensor_(layout, &memory, &s, t, checks);
 }
 
 KOPT_API_ size_t kopt_state_size(const kopt_optimizer *opt, const kopt_tensor *t) {
@@ -3262,36 +3268,31 @@ static KOPT_UNUSED_ int kopt_must_measure_(const kopt_begun_ *s, const kopt_tens
     return s->stable && !s->moments_only && kopt_is_zero_(t->stable_scale);
 }
 
-/* May b come after a in a list? With a higher id, or as a shard of the same tensor that begins at a's end or later. */
-static int kopt_may_follow_(const kopt_tensor *a, const kopt_tensor *b) {
-    return a->id < b->id || (a->id == b->id && a->first_index + a->n <= b->first_index);
-}
-
-/* The last tensor of a list that has elements, and its memory: what the next one is compared with. */
+/* The last tensor of a list that has elements, its memory, and that of the one which is checked. */
 typedef struct kopt_neighbours_ {
     const kopt_tensor *previous;
-    kopt_memory_range_ span[2][KOPT_MEMORY_RANGES_], *previous_end;
+    kopt_memory_ memory[2];
     int current;
 } kopt_neighbours_;
 
 /* Compares a tensor with the one before it in its list, in O(1): finds neighbours that overlap (the caller passed n in
-   bytes, or forgot to advance a pointer) and ids that do not increase. Such ids keep two tensors from using one state
-   block, because a block belongs to an id. Tensors may share counts, and gradients that the step only reads. */
-static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t, const kopt_layout_ *l,
-                                          int zero_grad) {
-    kopt_memory_range_ *x, *y, *end;
+   bytes, or forgot to advance a pointer), and ids (of shards of one tensor: first indices) that do not increase.
+   Increasing ids keep two tensors from using one state block, which belongs to an id. Tensors may share counts, and
+   gradients that the step only reads. */
+static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t, int zero_grad) {
+    const kopt_memory_ *const a = &list->memory[!list->current], *const b = &list->memory[list->current];
+    const kopt_tensor *const p = list->previous;
+    const kopt_memory_range_ *x, *y;
     if (t->n == 0) return KOPT_OK;
-    x = list->span[list->current];
-    list->current = !list->current;
-    end = kopt_memory_ranges_(list->span[list->current], t, l);
-    for (; list->previous != NULL && x != list->previous_end; x++)
-        for (y = list->span[list->current]; y != end; y++)
+    for (x = a->range; p != NULL && x != a->end; x++)
+        for (y = b->range; y != b->end; y++)
             if (kopt_ranges_overlap_(x, y) &&
                 (x->what != y->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || zero_grad))))
                 return KOPT_ERROR_OVERLAP;
-    if (list->previous != NULL && !kopt_may_follow_(list->previous, t)) return KOPT_ERROR_ID;
+    if (p != NULL && (p->id > t->id || (p->id == t->id && p->first_index + p->n > t->first_index)))
+        return KOPT_ERROR_ID;
     list->previous = t;
-    list->previous_end = end;
+    list->current = !list->current;
     return KOPT_OK;
 }
 
@@ -3303,12 +3304,11 @@ static KOPT_NOINLINE_ kopt_result kopt_check_list_(const kopt_begun_ *s, const k
     size_t i;
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     list.previous = NULL;
-    list.previous_end = NULL;
     list.current = 0;
     for (i = 0; i < count; i++) {
-        kopt_result result = kopt_check_tensor_(last, s, &tensors[i], KOPT_CHECK_STEP_);
+        kopt_result result = kopt_check_tensor_(last, &list.memory[list.current], s, &tensors[i], KOPT_CHECK_STEP_);
         if (result == KOPT_OK && count > 1) /* one tensor has no neighbours */
-            result = kopt_check_neighbours_(&list, &tensors[i], last, s->zero_grad);
+            result = kopt_check_neighbours_(&list, &tensors[i], s->zero_grad);
         if (result != KOPT_OK) return result;
     }
     return KOPT_OK;
@@ -3434,12 +3434,10 @@ static void kopt_run_(const kopt_layout_ *l, const kopt_begun_ *s, const kopt_te
 static void kopt_run_list_(const kopt_begun_ *s, const kopt_tensor *tensors, size_t count, const kopt_layout_ *last) {
     kopt_layout_ layout;
     size_t i;
-    if (count == 0) return;
-    for (i = 0; i < count - 1; i++) {
-        kopt_layout_of_step_(&layout, s, tensors[i].weight_format, tensors[i].n);
-        kopt_run_(&layout, s, &tensors[i], 0, tensors[i].n);
+    for (i = 0; i < count; i++) {
+        if (i + 1 < count) kopt_layout_of_step_(&layout, s, tensors[i].weight_format, tensors[i].n);
+        kopt_run_(i + 1 < count ? &layout : last, s, &tensors[i], 0, tensors[i].n);
     }
-    kopt_run_(last, s, &tensors[i], 0, tensors[i].n);
 }
 
 KOPT_API_ kopt_result kopt_optimizer_step(kopt_optimizer *opt, const kopt_tensor *tensors, size_t count) {
@@ -3471,23 +3469,22 @@ typedef struct kopt_part_ {
     size_t count, begin, end;
 } kopt_part_;
 
-static kopt_result kopt_find_part_(kopt_part_ *part, const kopt_tensor *tensors, size_t count, size_t begin,
-                                   size_t end) {
+static kopt_result kopt_find_part_(kopt_part_ *p, const kopt_tensor *tensors, size_t count, size_t begin, size_t end) {
     size_t i, first = 0, before = 0; /* before: elements of the tensors before tensor i */
     if (tensors == NULL && count != 0) return KOPT_ERROR_NULL;
     if (begin > end) return KOPT_ERROR_BOUNDS;
-    part->begin = part->end = 0;
+    p->begin = p->end = 0;
     for (i = 0; before < end; i++) {
         if (i == count || tensors[i].n > KOPT_LARGEST_N_ || tensors[i].n > ~before) return KOPT_ERROR_BOUNDS;
         if (before <= begin && begin - before < tensors[i].n) {
             first = i;
-            part->begin = begin - before;
+            p->begin = begin - before;
         }
-        part->end = end - before;
+        p->end = end - before;
         before += tensors[i].n;
     }
-    part->tensors = count == 0 ? tensors : tensors + first;
-    part->count = begin == end ? 0 : i - first;
+    p->tensors = count == 0 ? tensors : tensors + first;
+    p->count = begin == end ? 0 : i - first;
     return KOPT_OK;
 }
 
@@ -4559,12 +4556,11 @@ HOT_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, ui
 
 /* kopt_random_combine_() of (at least) the elements [from, to) of the group that holds this global index. lower: the
    lower halves of r (number 0), upper: the upper halves (2 * other), packed two to a word in the order of memory. */
-FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *words, uint64_t index, size_t from,
-                          size_t to) {
+FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *w, uint64_t index, size_t from, size_t to) {
     const vu32_ multiplier = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
-        const vu32_ own = load32_((const kopt_byte_ *)(words + i)), other = or_(shl_(own, 16), shr_(own, 16));
+        const vu32_ own = load32_((const kopt_byte_ *)(w + i)), other = or_(shl_(own, 16), shr_(own, 16));
         const vu32_ stride = K_(add16)(other, other);
         store32_((kopt_byte_ *)(lower + i), K_(add16)(own, K_(mul16)(stride, multiplier)));
         store32_((kopt_byte_ *)(upper + i), stride);
@@ -5010,13 +5006,6 @@ FN_ vf32_ K_(map_argument)(int f, vf32_ x) {
     }
 }
 
-/* The normal distribution function P(x), given q = e^(-x^2/2). */
-FN_ vf32_ K_(normal_cdf)(vf32_ x, vf32_ q) {
-    const vf32_ y = mul_(K_(clamp_abs)(abs_(x), 15.0f), splat_(0.707106769f));
-    const vf32_ p = mul_(mul_(q, splat_(0.5f)), K_(vmath_erfcx)(y));
-    return blend_(igt_(isplat_(0), as_u32_(x)), p, sub_(splat_(1.0f), p));
-}
-
 /* f(x), given the result q of the function and, for SOFTPLUS, l = log(1 + q). */
 FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
     const int gelu_tanh = f == KOPT_FN_GELU_TANH || f == KOPT_GELU_TANH_SLOPE_;
@@ -5026,8 +5015,10 @@ FN_ vf32_ K_(map_result)(int f, vf32_ x, vf32_ q, vf32_ l) {
     vf32_ d, r = q, s, v, t;
     if (f == KOPT_FN_EXP || f == KOPT_FN_LOG || f == KOPT_FN_TANH) return r;
     if (f == KOPT_FN_GELU || f == KOPT_GELU_SLOPE_) {
-        s = K_(normal_cdf)(x, q);
-        v = mul_(mul_(bounded, splat_(0.398942292f)), q); /* x P'(x) */
+        s = K_(vmath_erfcx)(mul_(K_(clamp_abs)(abs_(x), 15.0f), splat_(0.707106769f)));
+        s = mul_(mul_(q, splat_(0.5f)), s);
+        s = blend_(negative, s, sub_(one, s));
+        v = mul_(mul_(bounded, splat_(0.398942292f)), q); /* x P'(x), and s = P(x): the normal distribution */
     } else {
         if (gelu_tanh) {
             K_(gelu_tanh_argument)(x, &t);
@@ -5351,9 +5342,8 @@ FN_ vf32_ K_(update)(const scalars_ *k, vf32_ direction, vf32_ w) {
 
 /* Lookahead (section 6a, Ranger). With the update that it returns the weight becomes
    slow + lookahead_rate * ((w - update) - slow), compensations included. slow_scale is 1 - lookahead_rate. */
-FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ compensation, vf32_ update, vf32_ slow,
-                        vf32_ slow_compensation) {
-    return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(compensation, slow_compensation)), update)));
+FN_ vf32_ K_(lookahead)(vf32_ scale, vf32_ w, vf32_ compensation, vf32_ update, vf32_ slow, vf32_ slow_compensation) {
+    return add_(update, mul_(scale, sub_(add_(sub_(w, slow), sub_(compensation, slow_compensation)), update)));
 }
 
 /* The ratio of StableAdamW (section 6a): g / larger(sqrt(new second moment) * root_scale, eps). g: the gradient after
@@ -6013,9 +6003,8 @@ FN_ void K_(decode_blocks)(float *buffer, const kopt_byte_ *code, const kopt_byt
 }
 
 /* Decodes n codes, from the first one of a block on, into an fp32 buffer, which needs room for whole blocks. */
-NOINLINE_FN_ void K_(decode_tile)(float *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int square,
-                                  size_t n) {
-    if (square)
+NOINLINE_FN_ void K_(decode_tile)(float *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int root, size_t n) {
+    if (root)
         K_(decode_blocks)(buffer, code, scale, 1, n);
     else
         K_(decode_blocks)(buffer, code, scale, 0, n);
@@ -6121,7 +6110,7 @@ FN_ void K_(direction_tile)(kopt_tile_ *t, kopt_kind_ kind, int order) {
             EACH_MOMENT_ K_(prefetch_pair)(a.moment[m], i, 4);
         }
         if (!K_(direction_pair)(&a, kind, &k, &c, i, t->w + i, t->compensation + i, &r, order, &x)) {
-            kopt_direction_in_scalar_(t, i, PAIR_);
+            kopt_stage_in_scalar_(t, KOPT_DIRECTION_STAGE_, i, PAIR_);
             continue;
         }
         K_(store_f32_pair)(t->x + i, K_(reorder)(x, order, ORDER_(kind.weight)));
@@ -6142,7 +6131,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
         if (prefetches) K_(prefetch_pair)(a.weight, i, 4);
         if (!K_(commit_pair)(&a, kind, &k, &c, i, loaded ? t->w + i : NULL, loaded ? t->compensation + i : NULL,
                              K_(load_f32_pair)(t->x + i), load32_(number + 2 * i), ORDER_(kind.weight)))
-            kopt_commit_in_scalar_(t, i, PAIR_);
+            kopt_stage_in_scalar_(t, KOPT_COMMIT_STAGE_, i, PAIR_);
     }
 }
 
@@ -6189,7 +6178,7 @@ FN_ void K_(commit_tile)(kopt_tile_ *t, kopt_kind_ kind) {
 #endif
 #ifdef STAGES_ISA_ /* AVX-512 beside AVX2 */
 #define DIRECTIONS_(LINE_) DIRECTIONS_USED_MOST_(LINE_) DIRECTIONS_OF_SET_(LINE_)
-#define COMMITS_ COMMITS_F32_BF16_
+#define COMMITS_(LINE_) COMMITS_F32_BF16_(LINE_) LINE_(commit_fp16, KOPT_FP16, ANY_, ANY_)
 #define OTHER_STAGES_ &KOPT_GLUE_(kopt_stages_, STAGES_ISA_)
 #else
 #define DIRECTIONS_(LINE_) \
@@ -6430,15 +6419,14 @@ SPECIALIZATIONS_(LINE_)
 NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     size_t i = j->begin;
 #ifdef SPECIALIZED_
-    /* A specialized loop begins at a global index that is a multiple of PAIR_, because the random numbers of a group
-       come in whole pairs. The loop over tiles steps the elements before and behind. It is called from here and not
-       from the specialized loop, so that the stack frames of the two do not add up. */
+    /* The random numbers of a group come in whole pairs, so a specialized loop begins at a global index that is a
+       multiple of PAIR_. The loop over tiles steps the elements before; called from here, their frames do not add up. */
     const kopt_begun_ *const s = j->step;
     const size_t from = i + (unsigned)((0 - (j->first + i)) % PAIR_);
-    if (j->end >= from + PAIR_ && (s->moments_only | s->sync | s->unrectified) == 0 && j->counts == NULL &&
+    if (j->end > from + 3 && (s->moments_only | s->sync | s->unrectified) == 0 && j->counts == NULL &&
         j->copy == NULL && (LOOPS_HAVE_L2_ || kopt_as_u32_(j->l2) << 1 == 0)) {
         const kopt_kind_ kind = kopt_kind_of_(j);
-        size_t end;
+        kopt_loop_ *loop;
 #define LINE_(name, line_rule, line_moments, line_format, line_rounding, line_state_rounding)              \
     if (kind.rule == (line_rule) && kind.moment_count == (line_moments) && kind.weight == (line_format) && \
         kind.grad == (line_format) &&                                                                      \
@@ -6446,13 +6434,17 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
         ((line_format) == KOPT_F32 ||                                                                      \
          (j->step->rounding == (line_rounding) && kind.moment_rounding == (line_state_rounding) &&         \
           ((line_rounding) != KOPT_KAHAN || kind.residual_rounding == (line_state_rounding)))))            \
-        end = K_(name)(j, from);                                                                           \
+        loop = K_(name);                                                                                   \
     else
-        SPECIALIZATIONS_(LINE_) end = from;
+        SPECIALIZATIONS_(LINE_) loop = NULL;
 #undef LINE_
-        if (end > from) {
+        if (loop != NULL) {
             if (from > i) kopt_walk_tiles_(&K_(stages), j, i, from);
-            i = end;
+            i = loop(j, from);
+            if (j->end - i > 3) {
+                kopt_loop_over_tail_(loop, j, i, PAIR_);
+                i = j->end;
+            }
         }
     }
 #endif
@@ -7124,17 +7116,14 @@ KOPT_API_ const char *kopt_isa_name(kopt_isa isa) {
    tile, then the next. Stages step whole pairs of vectors; the tail behind the last whole pair is stepped in copies. */
 
 #ifdef KOPT_VECTOR_CODE_
-static void kopt_add_job_array_(kopt_job_array_ **next, kopt_byte_ **at, size_t bytes, int written) {
-    kopt_job_array_ *const array = *next;
-    array->at = at;
-    array->bytes = (unsigned)bytes;
-    array->written = written;
+KOPT_INLINE_ void kopt_add_job_array_(kopt_job_array_ **next, kopt_byte_ **at, size_t bytes, int written) {
+    const kopt_job_array_ array = {at, NULL, (unsigned)bytes, written};
+    **next = array;
     *next += bytes != 0;
 }
 
 /* The arrays that a job of this kind has in memory. Returns the end of the list. */
-static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *list, kopt_job_ *j,
-                                                             const kopt_kind_ *kind) {
+static kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *list, kopt_job_ *j, const kopt_kind_ *kind) {
     const size_t weight = kopt_bytes_of_(kind->weight);
     const size_t residual = kopt_bytes_of_residual_(kind->weight, kind->rounding);
     const int commits = !j->step->moments_only, sync = j->step->sync;
@@ -7152,23 +7141,17 @@ static KOPT_NOINLINE_ kopt_job_array_ *kopt_list_job_arrays_(kopt_job_array_ *li
 }
 
 /* A stage in scalar code, of the pair at element i, or of what the tile has of it. */
-static KOPT_NOINLINE_ void kopt_direction_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
+static KOPT_NOINLINE_ void kopt_stage_in_scalar_(kopt_tile_ *t, int stage, size_t i, size_t pair) {
     const size_t n = t->job.end - i < pair ? t->job.end - i : pair;
     size_t q;
-    for (q = 0; q < pair; q++) t->x[i + q] = 1; /* the values behind the end of a tail */
-    kopt_step_elements_scalar_(&t->job, i, n, KOPT_DIRECTION_STAGE_, KOPT_BYTES_(t->x + i), t->apart);
-}
-
-static KOPT_NOINLINE_ void kopt_commit_in_scalar_(kopt_tile_ *t, size_t i, size_t pair) {
-    kopt_step_elements_scalar_(&t->job, i, t->job.end - i < pair ? t->job.end - i : pair, KOPT_COMMIT_STAGE_,
-                               KOPT_BYTES_(t->x + i), t->apart);
+    for (q = 0; stage == KOPT_DIRECTION_STAGE_ && q < pair; q++) t->x[i + q] = 1; /* also behind the end of a tail */
+    kopt_step_elements_scalar_(&t->job, i, n, stage, KOPT_BYTES_(t->x + i), t->apart);
 }
 
 /* Counts the elements of a tile, whose updates are in x. old_weight, old_residual: before the step. */
 static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const kopt_byte_ *old_residual, size_t size,
                         size_t residual_size) {
     const kopt_job_ *const j = &t->job;
-    kopt_counts counts = {0, 0, 0};
     size_t i;
     for (i = 0; i < j->end; i++) {
         const size_t in_pair = t->apart != 0 ? i & (t->apart - 1) : 0; /* apart is a power of 2 */
@@ -7176,11 +7159,8 @@ static void kopt_tally_(const kopt_tile_ *t, const kopt_byte_ *old_weight, const
         const int moved = kopt_load_at_scalar_(old_weight, i, size) != kopt_load_at_scalar_(j->weight, i, size);
         const int residual_moved = residual_size != 0 && kopt_load_at_scalar_(old_residual, i, residual_size) !=
                                                              kopt_load_at_scalar_(j->residual, i, residual_size);
-        kopt_tally_scalar_(&counts, kopt_as_u32_(t->x[at]), moved, residual_moved);
+        kopt_tally_scalar_(j->counts, kopt_as_u32_(t->x[at]), moved, residual_moved);
     }
-    j->counts->wanted += counts.wanted;
-    j->counts->still += counts.still;
-    j->counts->stuck += counts.stuck;
 }
 
 /* The commit stage of a step that counts updates or synchronizes the slow weights of Ranger (Lookahead). It replaces x
@@ -7197,12 +7177,11 @@ static KOPT_NOINLINE_ void kopt_commit_updates_(const kopt_stages_ *stages, kopt
     memcpy(old_weight, j->weight, n * size);
     if (residual_size != 0) memcpy(old_residual, j->residual, n * residual_size);
     if (!moments_only) {
-        const float rate = j->rate, weight_decay = j->weight_decay;
+        const kopt_job_ job = *j;
         j->rate = 1;
         j->weight_decay = 0;
         t->commit(t);
-        j->rate = rate;
-        j->weight_decay = weight_decay;
+        *j = job;
     }
     if (j->counts != NULL) kopt_tally_(t, old_weight, old_residual, size, residual_size);
     if (j->step->sync && !moments_only) {
@@ -7237,23 +7216,50 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     if (s->zero_grad) memset(j->grad, 0, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
-/* kopt_step_tile_() for fewer elements than a pair, in copies padded with zeros. Buffers have room for whole pairs. */
-static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile_ *t) {
-    const size_t n = t->job.end;
-    kopt_byte_ copies[KOPT_JOB_ARRAYS_][4 * KOPT_LARGEST_PAIR_], (*copy)[4 * KOPT_LARGEST_PAIR_] = copies;
-    kopt_byte_ *memory[KOPT_JOB_ARRAYS_], **original = memory;
-    const kopt_job_array_ *a;
-    for (a = t->arrays; a != t->arrays_end; a++, copy++) {
-        *original++ = *a->at;
-        kopt_copy_padded_(*copy, 4 * stages->pair, *a->at, n * a->bytes);
+/* Copies the elements of a job from `begin` on; and copies back those that the step wrote. */
+static KOPT_NOINLINE_ void kopt_open_tail_(kopt_tail_ *t, const kopt_job_ *whole, size_t begin) {
+    const kopt_kind_ kind = kopt_kind_of_(whole);
+    kopt_byte_(*copy)[4 * KOPT_LARGEST_PAIR_] = t->copies;
+    kopt_job_array_ *a;
+    t->job = *whole;
+    t->job.first += begin;
+    t->job.begin = 0;
+    t->job.end -= begin;
+    t->end = kopt_list_job_arrays_(t->arrays, &t->job, &kind);
+    for (a = t->arrays; a != t->end; a++, copy++) {
+        a->original = *a->at + begin * a->bytes;
+        kopt_copy_padded_(*copy, sizeof *copy, a->original, t->job.end * a->bytes);
         *a->at = *copy;
     }
+}
+
+static KOPT_NOINLINE_ void kopt_close_tail_(const kopt_tail_ *t, size_t n) {
+    const kopt_job_array_ *a;
+    for (a = t->arrays; a != t->end; a++)
+        if (a->written) memcpy(a->original, *a->at, n * a->bytes);
+}
+
+/* Steps the elements from `begin` on, fewer than a pair, by a specialized loop. */
+static KOPT_NOINLINE_ void kopt_loop_over_tail_(kopt_loop_ *loop, const kopt_job_ *j, size_t begin, size_t pair) {
+    kopt_tail_ tail;
+    kopt_open_tail_(&tail, j, begin);
+    tail.job.end = pair;
+    loop(&tail.job, 0);
+    kopt_close_tail_(&tail, j->end - begin);
+}
+
+/* kopt_step_tile_() for fewer elements than a pair. Buffers of 8-bit moments have room for a pair from `at` on. */
+static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile_ *t, size_t at) {
+    const kopt_job_ whole = t->job;
+    kopt_tail_ tail;
+    int m;
+    kopt_open_tail_(&tail, &whole, 0);
+    t->job = tail.job;
+    for (m = 0; m < t->kind.moment_count; m++)
+        if (kopt_has_scales_(kopt_moment_format_(t->kind, m))) t->job.moment[m] += 4 * at;
     kopt_step_tile_(stages, t);
-    original = memory;
-    for (a = t->arrays; a != t->arrays_end; a++, original++) {
-        if (a->written) memcpy(*original, *a->at, n * a->bytes);
-        *a->at = *original;
-    }
+    t->job = whole;
+    kopt_close_tail_(&tail, whole.end);
 }
 
 static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
@@ -7318,14 +7324,10 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
             t.finds_scales = 0;
             t.random.number += 2 * whole_pairs;
             t.random.stride += 2 * whole_pairs;
-            for (m = 0; buffered && m < kind.moment_count; m++)
-                if (t.scale[m] != NULL) t.job.moment[m] += 4 * whole_pairs;
-            kopt_step_tail_(stages, &t);
+            kopt_step_tail_(stages, &t, whole_pairs);
             kopt_advance_tile_(&t, n - whole_pairs);
             t.random.number -= 2 * whole_pairs;
             t.random.stride -= 2 * whole_pairs;
-            for (m = 0; buffered && m < kind.moment_count; m++)
-                if (t.scale[m] != NULL) t.job.moment[m] -= 4 * whole_pairs;
             if (buffered) kopt_find_scales_(stages, &t, n);
         }
         for (m = 0; buffered && m < kind.moment_count; m++)
@@ -7335,10 +7337,9 @@ static KOPT_NOINLINE_ void kopt_step_tiles_(const kopt_stages_ *stages, const ko
     }
 }
 
-static KOPT_NOINLINE_ void kopt_step_buffered_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin,
-                                               size_t end) {
+static KOPT_NOINLINE_ void kopt_step_buffered_(const kopt_stages_ *s, const kopt_job_ *j, size_t begin, size_t end) {
     KOPT_ALIGN64_ float buffer[4 * KOPT_TILE_];
-    kopt_step_tiles_(stages, j, begin, end, buffer);
+    kopt_step_tiles_(s, j, begin, end, buffer);
 }
 
 static KOPT_NOINLINE_ void kopt_walk_tiles_(const kopt_stages_ *stages, const kopt_job_ *j, size_t begin, size_t end) {
@@ -7607,9 +7608,11 @@ static void kopt_refresh_(const kopt_layout_ *l, const kopt_tensor *t, int slow)
    only one in fp32 that is the array itself. */
 static KOPT_NOINLINE_ int kopt_overlaps_tensor_(const void *x, size_t size, const kopt_tensor *t, const kopt_layout_ *l,
                                                 unsigned except) {
-    kopt_memory_range_ span[KOPT_MEMORY_RANGES_], *a, *const end = kopt_memory_ranges_(span, t, l);
+    const kopt_memory_range_ *a;
+    kopt_memory_ memory;
+    kopt_list_memory_(&memory, t, l);
     if (x != t->copy || t->copy_format != KOPT_F32) except &= ~(1u << KOPT_COPY_);
-    for (a = span; a != end; a++)
+    for (a = memory.range; a != memory.end; a++)
         if ((except >> a->what & 1u) == 0 && kopt_overlap_(x, size, a->at, a->size)) return 1;
     return 0;
 }
@@ -7952,11 +7955,11 @@ KOPT_API_ const char *kopt_explain(const kopt_optimizer *opt, const kopt_tensor 
         result = kopt_judge_block_(t, &l, &words);
         if (result != KOPT_OK && result != KOPT_ERROR_STATE) return words;
         if (result != KOPT_OK) uninitialized = words;
-        result = kopt_check_memory_(t, &l, 0);
+        result = kopt_check_memory_(&list.memory[list.current], t, &l, 0);
         if (result == KOPT_ERROR_NULL) return "weight: NULL";
         if (result == KOPT_ERROR_SIZE) return "state_size: less than kopt_state_size()";
         if (result == KOPT_ERROR_OVERLAP) return "weight, state, copy or counts: two of them overlap";
-        result = kopt_check_neighbours_(&list, t, &l, opt->zero_grad);
+        result = kopt_check_neighbours_(&list, t, opt->zero_grad);
         if (result == KOPT_ERROR_OVERLAP) return "weight, grad, state, copy or counts: one overlaps the tensor before";
         if (result == KOPT_ERROR_ID) return "id: it is not above that of the tensor before";
     }
@@ -8277,15 +8280,10 @@ static kopt_result kopt_check_states_(uint64_t *bytes, const kopt_optimizer *opt
         const kopt_tensor *const t = &tensors[i];
         kopt_layout_ l;
         uint64_t size;
-        result = kopt_check_tensor_(&l, &s, t, checks);
+        result = kopt_check_tensor_(&l, &list.memory[list.current], &s, t, checks);
         if (result != KOPT_OK) return result;
         size = kopt_saved_size_(&l);
-        if (checks != KOPT_CHECK_FIELDS_) {
-            result = kopt_check_neighbours_(&list, t, &l, 0);
-        } else if (t->n != 0) {
-            if (list.previous != NULL && !kopt_may_follow_(list.previous, t)) result = KOPT_ERROR_ID;
-            list.previous = t;
-        }
+        result = kopt_check_neighbours_(&list, t, 0);
         if (result == KOPT_OK && *bytes + size < size) result = KOPT_ERROR_BOUNDS;
         if (result != KOPT_OK) return result;
         *bytes += size;
@@ -8598,10 +8596,11 @@ KOPT_API_ double kopt_norm_clip(const kopt_norm *norm, double max_norm, double g
 
 KOPT_API_ kopt_result kopt_norm_add_stable(kopt_norm *norm, const kopt_step *step, const kopt_tensor *t, size_t begin,
                                            size_t end) {
+    kopt_memory_ memory;
     kopt_layout_ layout;
     kopt_begun_ s;
     kopt_result result = kopt_open_step_(&s, step);
-    if (result == KOPT_OK) result = kopt_check_tensor_(&layout, &s, t, KOPT_CHECK_STEP_);
+    if (result == KOPT_OK) result = kopt_check_tensor_(&layout, &memory, &s, t, KOPT_CHECK_STEP_);
     if (result != KOPT_OK) return result;
     if (norm == NULL) return KOPT_ERROR_NULL;
     if (!s.stable) return KOPT_ERROR_OPTION;
@@ -8613,9 +8612,10 @@ KOPT_API_ kopt_result kopt_norm_add_stable(kopt_norm *norm, const kopt_step *ste
 
 /* min(1, 1 / RMS), where RMS is the root of the mean square of n values; 1 if n is 0 or a value is not finite. */
 static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uint64_t n) {
-    double rms;
+    double rms, count = kopt_mul64_((double)(uint32_t)(n >> 32), 4294967296.0);
     if (n == 0 || norm->nonfinite != 0) return 1;
-    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(1, kopt_u64_to_f64_(n))));
+    count = kopt_add64_(count, (double)(uint32_t)(n & 0xFFFFFFFFu)); /* n, rounded to nearest even */
+    rms = kopt_mul64_(kopt_norm_root_(norm), kopt_sqrt64_(kopt_div64_(1, count)));
     return kopt_less64_(1, rms) ? kopt_to_float_(kopt_div64_(1, rms)) : 1;
 }
 

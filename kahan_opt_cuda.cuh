@@ -1937,13 +1937,13 @@ static kopt_result kopt_cuda_layout_(kopt_cuda_plan *plan, const kopt_cuda_group
         zero_grad |= s.zero_grad;
         for (i = 0; i < groups[g].count; i++) {
             const kopt_tensor *t = &groups[g].tensors[i];
-            kopt_layout_ layout;
-            result = kopt_check_tensor_(&layout, &s, t, KOPT_CHECK_FIELDS_); /* the state is on the GPU */
-            if (result == KOPT_OK) result = kopt_check_memory_(t, &layout, 1);
+            kopt_layout_ layout; /* of a state that is on the GPU */
+            result = kopt_check_tensor_(&layout, &list.memory[list.current], &s, t, KOPT_CHECK_FIELDS_);
+            if (result == KOPT_OK) result = kopt_check_memory_(&list.memory[list.current], t, &layout, 1);
             if (result != KOPT_OK) return result;
             if (t->n >> (kopt_cuda_stable_(groups[g].opt) ? 36 : 40) != 0) return KOPT_ERROR_BOUNDS;
             if (t->counts != NULL || !kopt_is_zero_(t->stable_scale)) return KOPT_ERROR_OPTION;
-            result = kopt_check_neighbours_(&list, t, &layout, zero_grad);
+            result = kopt_check_neighbours_(&list, t, zero_grad);
             if (result != KOPT_OK) return result;
             if (t->n == 0) continue;
             zero_grad = s.zero_grad;
