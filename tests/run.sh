@@ -327,6 +327,8 @@ run_tests() {
     tools=$(sh tests/bits/matrix.sh missing)
     [ -z "$tools" ] || lacks "some of the matrix" "$(echo $tools)"
     seldom 4 matrix sh tests/bits/matrix.sh turn
+    tools=$(sh tests/bits/avx512.sh lacks)
+    with "AVX-512 in Bochs" "$(echo $tools)" test -z "$tools" && seldom 8 avx512 sh tests/bits/avx512.sh
     with "the checks of the GPU part with nvcc" nvcc test -n "$NVCC" &&
         seldom 1 cuda sh tests/gpu/cuda.sh ${KOPT_ALL:-quick}
     with "the CUDA runtime for the CPU" python3 && part cuda_fake sh tests/gpu/cuda_fake.sh

@@ -66,6 +66,17 @@ sleef_arm64() {
     ) >$setup_log 2>&1 || optional "SLEEF for AArch64" "its test stays out"
 }
 
+# Unpacks a kernel for tests/bits/avx512.sh into build/bochs. Without a status, apt names the package even if the system
+# has it.
+bochs_linux() {
+    [ ! -e build/bochs/boot ] || return 0
+    mkdir -p build/bochs
+    apt -s -o Dir::State::status=/dev/null install linux-image-cloud-amd64 || return
+    package=$(sed -n 's/^Inst \(linux-image-[0-9][^ ]*\) .*/\1/p' $setup_log)
+    (cd build/bochs && apt-get -qq -o APT::Sandbox::User=root download $package && dpkg -x linux-image-*.deb .) \
+        >$setup_log 2>&1 && rm -rf build/bochs/*.deb build/bochs/lib
+}
+
 setup() {
     knows setup '' "$@"
     if ! have apt-get; then
@@ -91,6 +102,10 @@ setup() {
         libc6-dev-armhf-cross gcc-powerpc-linux-gnu libc6-dev-powerpc-cross gcc-powerpc64le-linux-gnu \
         libc6-dev-ppc64el-cross gcc-mips-linux-gnu libc6-dev-mips-cross libsleef-dev python3-gmpy2 python3-mpmath
     sleef_arm64
+    if [ "$(uname -m)" = x86_64 ]; then # a PC with AVX-512, for tests/bits/avx512.sh
+        { apt_install bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio && bochs_linux; } ||
+            optional "Bochs" "AVX-512 is tested only where it is"
+    fi
     # PyTorch and optimi, for tests/examples/peers.py; with safetensors, for the converters
     { apt_install python3-torch python3-packaging python3-pip &&
         pip_install build/python torch-optimi==0.3.3 safetensors==0.8.0; } ||
