@@ -151,27 +151,14 @@ class Entry:
     def columns(self, params, grads, states):
         """The keys that entries of this kind should have, as columns: loops in C, for there may be many parameters."""
         parts = list(map(local, params)) if self.sharded else params
-        columns = [array.array(ADDRESS, map(address_of, parts)), array.array(ADDRESS, map(size_of, parts)),
-                   list(map(dtype_of, grads)), list(map(is_contiguous if self.plain else torch.Tensor.stride, parts))]
+        contiguous = is_contiguous if self.plain else torch.Tensor.stride
+        columns = [list(map(address_of, parts)), list(map(size_of, parts)), list(map(dtype_of, grads)),
+                   list(map(contiguous, parts))]
         for name in self.names:
             tensors = list(map(operator.itemgetter(name), states))
-            columns += [array.array(ADDRESS, map(id, tensors)),
-                        array.array(ADDRESS, map(address_of, map(local, tensors) if self.sharded else tensors))]
+            columns += [list(map(id, tensors)),
+                        list(map(address_of, map(local, tensors) if self.sharded else tensors))]
         return columns
-
-    @staticmethod
-    def hold(held, entries, layout, params, grads, states):
-        """The step counts, if entries of one kind hold. held: [entries, their columns], of those that last did."""
-        try:
-            first, columns = entries[0], entries[0].columns(params, grads, states)
-            steps = list(map(operator.itemgetter("step"), states))
-            if held != [entries, columns]:
-                if list(zip(*columns)) != [e.key for e in entries]:
-                    return None
-                held[:] = entries, columns
-            return steps if first.layout == layout and set(map(type, steps)) == {int} else None
-        except (KeyError, TypeError):  # there is no such state
-            return None
 
     def parameter(self):
         """None if it is gone."""
@@ -183,6 +170,37 @@ class Entry:
         if self.version not in (None, version):
             forget_residual(part, s)
             self.version = version
+
+
+def picked(column, places):
+    return list(map(column.__getitem__, places))
+
+
+class Roster:
+    """Parameters of a group whose entries are of one kind, by their ids, and the keys of these entries as columns."""
+
+    def __init__(self, rows, count=1):
+        """rows: (place in the group's list, entry). count: the length of that list."""
+        self.places, self.entries = map(list, zip(*rows))
+        self.whole = self.places == list(range(count))
+        self.columns = list(map(list, zip(*[e.key for e in self.entries])))
+        self.chosen = None, None, None
+
+    def choose(self, places):
+        """Some of the entries, and their columns."""
+        if self.chosen[0] != places:
+            self.chosen = places, picked(self.entries, places), [picked(c, places) for c in self.columns]
+        return self.chosen[1:]
+
+    @staticmethod
+    def hold(entries, keys, layout, params, grads, states):
+        """The step counts, if entries of one kind hold. keys: their columns."""
+        try:
+            steps = list(map(operator.itemgetter("step"), states))
+            holds = entries[0].layout == layout and entries[0].columns(params, grads, states) == keys
+            return steps if holds and set(map(type, steps)) == {int} else None
+        except (KeyError, TypeError):  # there is no such state
+            return None
 
 
 class Call:
@@ -260,16 +278,16 @@ class Call:
         if not (self.entries[0].plain and all(map(is_contiguous, grads)) and list(map(size_of, grads)) == self.sizes):
             self.order_grads()
         try:
-            addresses = array.array(ADDRESS, map(address_of, self.grads))
-            if 0 in addresses:  # without memory: no elements, or a zero tensor of autograd
+            addresses = list(map(address_of, self.grads))
+            if not all(addresses):  # without memory: no elements, or a zero tensor of autograd
                 self.grads = [torch.zeros_like(p, dtype=g.dtype) if g._is_zerotensor() else g
                               for g, p in zip(self.grads, self.params)]
-                addresses = array.array(ADDRESS, map(address_of, self.grads))
+                addresses = list(map(address_of, self.grads))
         except RuntimeError:  # PyTorch 1.13 calls sparse tensors contiguous
             self.order_grads()
             raise
         field = k.kopt_tensor.grad.offset // self.words.itemsize
-        self.words[field::len(self.words) // len(self.grads)] = addresses
+        self.words[field::len(self.words) // len(self.grads)] = array.array(ADDRESS, addresses)
         for i in self.gaps:
             self.grads.append(dense(self.params[i]))  # held until the step is done
             self.tensors[i].weight = self.grads[-1].data_ptr()

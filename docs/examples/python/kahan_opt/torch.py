@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import header as k, peers
-from .calls import CALLS, Entry, GpuCall, add_norms, increment_version, on_gpu, parted, refuse_capture
+from .calls import CALLS, Entry, GpuCall, Roster, add_norms, increment_version, on_gpu, picked, refuse_capture
 from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
                       moments_of, translated, validate)
 from .state import Host, begun, fitted, local, order
@@ -21,7 +21,7 @@ Params = Iterable[Union[Tensor, Dict[str, Any], Tuple[str, Tensor]]]
 Rate = Union[float, Tensor]
 _untraced = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)  # by torch.compile
 _number_of = functools.lru_cache(None)(lambda name: zlib.crc32(name.encode()))  # the id of a parameter with a name
-grad_of, kind_of = operator.attrgetter("grad"), operator.attrgetter("kind")
+grad_of = operator.attrgetter("grad")
 Formats = Union[None, str, Tuple[Optional[str], Optional[str]]]
 
 
@@ -60,10 +60,10 @@ class KahanOptimizer(torch.optim.Optimizer):
         return described_options(rule)
 
     def _forget(self):
-        """Looks at all tensors anew. _entries: by the id() of a parameter. _held: by group and kind, the entries of the
-        last step and their keys. _plans: the calls of the last steps. _listed: the parameters of the groups, by id(),
-        and names. _reports: those of GPUs that have not been read."""
-        self._entries, self._held, self._plans, self._listed, self._reports = {}, {}, {}, None, collections.deque()
+        """Looks at all tensors anew. _entries: by the id() of a parameter. _rosters: of each group, those of its parameters
+        by kind, once they are needed. _plans: the calls of the last steps. _listed: the parameters of the groups, by
+        id(), and names. _reports: those of GPUs that have not been read."""
+        self._entries, self._rosters, self._plans, self._listed, self._reports = {}, None, {}, None, collections.deque()
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a group with options of its own: {"params": ..., "lr": ...}."""
@@ -220,41 +220,56 @@ class KahanOptimizer(torch.optim.Optimizer):
             for number, _, p in self._members(self.param_groups):
                 if id(p) in self._entries and self._entries[id(p)].number != number:
                     self._lost(id(p))
-            self._listed, ids = listed, [i for ids, _ in listed for i in ids]
-            self._twice = len(set(ids)) < len(ids)
+            self._listed, self._rosters = listed, None
+
+    def _rosters_of(self, only):
+        """(group, its parameters, their rosters) of all groups, or of one parameter. A parameter whose entry does not
+        hold is in the roster None: their places."""
+        if only is not None:
+            e = self._entries.get(id(only))
+            return [(self._member(only)[1], [only], {None: [0]} if e is None or e.key is None else {"": Roster([(0, e)])})]
+        if self._rosters is None:
+            self._rosters, seen = [], set()
+            for ids, names in self._listed:
+                found = {}
+                for place, i in enumerate(ids):
+                    if i not in seen:  # one that is listed twice counts once
+                        e = self._entries.get(i)
+                        kind = None if e is None or e.key is None else (e.kind, e.layout)
+                        found.setdefault(kind, []).append((place, e))
+                        seen.add(i)
+                for kind, rows in found.items():
+                    if names and kind is not None:  # the ids of a list increase
+                        rows.sort(key=lambda row: row[1].number)
+                    found[kind] = [place for place, _ in rows] if kind is None else Roster(rows, len(ids))
+                self._rosters.append(found)
+        return [(group, group["params"], rosters) for group, rosters in zip(self.param_groups, self._rosters)]
 
     def _lists(self, only):
         """What is stepped together: (group, step counts, entries, parameters, gradients, states), and pairs of groups
         and parameters whose entries do not hold."""
         lists, stale = [], []
-        groups = self.param_groups if only is None else [self._member(only)[1]]
-        if self._twice and only is None:
-            of = {}
-            for _, group, p in self._members(groups):
-                of.setdefault(id(group), dict(group, params=[]))["params"].append(p)
-            groups = list(of.values())
-        for place, group in enumerate(groups):
-            params = group["params"] if only is None else [only]
-            grads = list(map(grad_of, params))
-            there = [g is not None for g in grads]
-            if not all(there):
-                params, grads = (list(itertools.compress(x, there)) for x in (params, grads))
-            entries = list(map(self._entries.get, map(id, params)))
-            if not all(entries):
-                stale += [(group, p) for p, e in zip(params, entries) if e is None]
-                params, grads, entries = (list(itertools.compress(x, entries)) for x in (params, grads, entries))
-            if not params:
-                continue
-            if "param_names" in group:  # the ids of a list increase
-                params, grads, entries = zip(*sorted(zip(params, grads, entries), key=lambda row: row[2].number))
-            states, layout = self._states(params), layout_of(group)
-            for kind, (es, *columns) in parted(map(kind_of, entries), entries, params, grads, states).items():
-                steps = Entry.hold(self._held.setdefault((place, kind), []), es, layout, *columns)
+        for group, params, rosters in self._rosters_of(only):
+            layout = layout_of(group)
+            stale += [(group, params[i]) for i in rosters.get(None, ()) if params[i].grad is not None]
+            for kind, roster in rosters.items():
+                if kind is None:
+                    continue
+                ps, es, keys = params if roster.whole else picked(params, roster.places), roster.entries, roster.columns
+                grads = list(map(grad_of, ps))
+                there = [g is not None for g in grads]
+                if not all(there):
+                    places = list(itertools.compress(range(len(there)), there))
+                    if not places:
+                        continue
+                    ps, grads, (es, keys) = picked(ps, places), picked(grads, places), roster.choose(places)
+                states = self._states(ps)
+                steps = Roster.hold(es, keys, layout, ps, grads, states)
                 if steps:
-                    lists += [(group, *rows) for rows in CALLS[columns[0][0].device.type].lists(steps, es, *columns)]
+                    lists += [(group, *rows) for rows in CALLS[ps[0].device.type].lists(steps, es, ps, grads, states)]
                 else:
-                    stale += [(group, p) for e, p, g, s in zip(es, *columns)
-                              if not Entry.hold([], [e], layout, [p], [g], [s])]
+                    stale += [(group, p) for e, p, g, s in zip(es, ps, grads, states)
+                              if not Roster.hold([e], [[x] for x in e.key or ()], layout, [p], [g], [s])]
         return lists, stale
 
     def _states(self, params):
@@ -265,7 +280,7 @@ class KahanOptimizer(torch.optim.Optimizer):
 
     def _lost(self, number):
         """An entry no longer holds."""
-        self._held.clear()
+        self._rosters = None
         if number in self._entries:
             self._entries[number].key = None
 
@@ -291,7 +306,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             except ValueError as fault:
                 raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
         kept = {key: e for key, e in self._entries.items() if e.parameter() is not None}
-        self._entries = {**kept, **wanted}
+        self._entries, self._rosters = {**kept, **wanted}, None
 
     def _begin(self, members):
         """Gives a state to each parameter that has none. Returns their id()s."""
