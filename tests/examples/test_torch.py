@@ -671,6 +671,14 @@ def other_state():
     refused(ValueError, "exp_avg has the shape (4, 2), not (2, 2)", other.load_state_dict, optimizer.state_dict())
     other = KahanAdamW([{"params": [q]} for q in parameters(F32, shapes=((3,), (4, 2)))])
     refused(ValueError, "it has exp_avg, exp_avg_sq, residual, step", other.load_state_dict, optimizer.state_dict())
+    params = parameters(shapes=((3,), (4, 2)))
+    optimizer = KahanAdamW(params)
+    steps(optimizer, params, 2)
+    params[1].grad, optimizer.param_groups[0]["rounding"] = None, "exact"  # a change that one of them is too late for
+    optimizer.state[params[0]].clear()
+    optimizer.step()
+    set_grads(params, 3)
+    refused(ValueError, "residual is torch.bfloat16, but torch.int16 is needed", optimizer.step)
     sgd = KahanSGD(parameters(), momentum=0.9)
     steps(sgd, sgd.param_groups[0]["params"], 1)
     saved = sgd.state_dict()
@@ -826,8 +834,9 @@ def named_parameters():
         torch.optim.SGD(model.named_parameters(), lr=1)
     except TypeError:
         raise Skip("this PyTorch has no named parameters") from None
-    optimizer = KahanAdamW(model.named_parameters())
-    steps(optimizer, list(model.parameters()), 2)
+    for named in (reversed(list(model.named_parameters())), model.named_parameters()):  # their ids increase in one
+        optimizer = KahanAdamW(list(named))
+        steps(optimizer, list(model.parameters()), 2)
     other = KahanAdamW(model.parameters())
     saved = optimizer.state_dict()
     assert saved["param_groups"][0]["param_names"] == ["weight", "bias"]
@@ -968,7 +977,9 @@ def moved_state():
                     continue
                 p = parameters(shapes=((n,),))
                 optimizer = KahanAdamW(p, lr=0.1, **options)
-                steps(optimizer, p, 3)
+                steps(optimizer, p, 2)
+                optimizer.state_dict()
+                steps(optimizer, p, 1, first=3)
                 way(optimizer, p[0])
                 assert equal(plain, steps(optimizer, p, 3, first=4)), (n, options, i)
                 assert optimizer.state[p[0]]["step"] == 6 and optimizer.state[p[0]]["exp_avg"].any()
@@ -980,6 +991,54 @@ def moved_state():
     fresh = [Parameter(p[0].detach().clone())]
     assert equal(steps(KahanAdamW(fresh, lr=0.1, moment_rounding="nearest", rounding="nearest"), fresh, 2),
                  steps(optimizer, p, 2))
+
+
+@test
+def same_places():
+    """another tensor at the address of the last one, or with its id(), is looked at anew"""
+    plain = {"lr": 0.1, "residual": "zero", "residual_rounding": "nearest", "moment_rounding": "nearest"}
+    kept = []
+
+    def replaced(p, optimizer, place):
+        s = optimizer.state[p]
+        half, old = s["exp_avg"].half(), s.pop("exp_avg")
+        if place == "address":
+            kept.append(old)
+            s["exp_avg"] = old.view(FP16).copy_(half)
+        elif place == "id":
+            was = id(old), old.data_ptr()
+            del old
+            s["exp_avg"] = half.clone()
+            return was == (id(s["exp_avg"]), s["exp_avg"].data_ptr())
+        else:
+            s["exp_avg"] = half
+        return True
+
+    def turned(p, optimizer, place):
+        with torch.no_grad():
+            p.data = p.data.t() if place == "address" else p.data.t().contiguous()
+        return True
+
+    def other_gradient(p, optimizer, place):
+        p.grad = noise(8, 8, seed=9)
+        if place == "address":
+            p.grad.data = p.grad.float()
+            optimizer.step()
+        else:
+            optimizer.step()
+        return True
+
+    for change in (replaced, turned, other_gradient):
+        results = {}
+        for place in ("none", "address", "id"):
+            for _ in range(20):  # until the new tensor has the id of the last one
+                p, = parameters(shapes=((8, 8),))
+                optimizer = KahanAdamW([p], **plain)
+                steps(optimizer, [p], 3)
+                if change(p, optimizer, place):
+                    results[place] = steps(optimizer, [p], 3, first=4)
+                    break
+        assert all(equal(results["none"], result) for result in results.values()), (change.__name__, list(results))
 
 
 @test
@@ -1354,15 +1413,15 @@ def default_threads():
 @test
 def changing_lists():
     """other parameters with gradients in each step: each gets the bits that it gets alone, and its own step count"""
-    chance = torch.Generator().manual_seed(5)
+    chance, whole = torch.Generator().manual_seed(5), calls.ROSTER
     for options in ({}, {"rounding": "stochastic", "threads": 3}, {"moment_format": "q8", "rounding": "compact"},
                     {"rounding": "feedback"}):
+        calls.ROSTER = 2 if options else whole
         shapes = ((5, 7), (300,), (1,), (2, 512), (40000,), (0,), (30000,))
         params, apart = ([*parameters(shapes=shapes), Parameter(noise(4, 6)[:, ::2]), Parameter(noise(8, 9)[:, ::3])]
                          for _ in range(2))
         optimizer = KahanAdamW([{"params": params[:4]}, {"params": params[4:], "lr": 0.02}], lr=0.1, **options)
-        counts = [0] * len(params)
-        ones = []
+        counts, ones, entries = [0] * len(params), [], {}
         for i, q in enumerate(apart):
             others = [Parameter(torch.zeros(1, dtype=BF16)) for _ in range(i)]  # for the id
             ones.append(KahanAdamW(others + [q], lr=0.1 if i < 4 else 0.02, **options))
@@ -1373,17 +1432,23 @@ def changing_lists():
                 if used[i]:
                     q.grad, counts[i] = p.grad.clone(), counts[i] + 1
                     ones[i].step()
+            if t % 4 == 3 and params[1] in optimizer.state:  # now the last one
+                optimizer.state[params[1]] = optimizer.state.pop(params[1])
             optimizer.step()
+            assert all(entries.setdefault(i, e) is e for i, e in optimizer._entries.items()), (options, t)
             kinds = 5 if "moment_format" in options else 3  # in two groups: also views with gaps, other moments
             assert len(optimizer._plans) <= kinds, (options, len(optimizer._plans))  # whatever the step counts
         assert equal(params, apart), options
         assert [optimizer.state[p]["step"] if c else 0 for p, c in zip(params, counts)] == counts
+    calls.ROSTER = whole
 
 
 @test
 def forgotten_state():
     """a program that clears the state, or puts another in its place, begins anew"""
-    for forget in (lambda o: o.state.clear(), lambda o: setattr(o, "state", collections.defaultdict(dict)),
+    kept = []
+    for forget in (lambda o: o.state.clear(), lambda o: kept.append(dict(o.state)) or o.state.clear(),
+                   lambda o: setattr(o, "state", collections.defaultdict(dict)),
                    lambda o: [o.state.pop(p) for p in list(o.state)]):
         params = parameters()
         optimizer = KahanAdamW(params)

@@ -14,7 +14,7 @@ import torch
 
 from . import header as k
 from . import state
-from .options import FORMATS, bare, layout_of, make
+from .options import FORMATS, as_written, bare, layout_of, make
 from .state import dense, first_index, forget_residual, formats_of, like, local, order, pays_back, point, tensors_of
 
 try:
@@ -24,6 +24,7 @@ except ImportError as error:
 
 WITH_KERNELS = "NVCC=nvcc pip install ./docs/examples/python installs it with them"
 ADDRESS = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "I"
+ROSTER = 512  # parameters, whose tensors stay in the cache while they are looked at
 THREADED = 65536  # weights; with fewer, waking the threads takes longer than the step
 
 try:  # as any operation in place does, it tells autograd that the values are new
@@ -102,7 +103,7 @@ def shares(sizes, threads, whole):
     return parts + [part] if part else parts
 
 
-dtype_of = operator.attrgetter("dtype")
+dtype_of, version_of = operator.attrgetter("dtype"), operator.attrgetter("_version")
 address_of, size_of, is_contiguous = torch.Tensor.data_ptr, torch.Tensor.numel, torch.Tensor.is_contiguous
 array_of = functools.lru_cache(1000)(operator.mul)  # (a type, a length): a new type takes 10 microseconds
 
@@ -151,27 +152,14 @@ class Entry:
     def columns(self, params, grads, states):
         """The keys that entries of this kind should have, as columns: loops in C, for there may be many parameters."""
         parts = list(map(local, params)) if self.sharded else params
-        columns = [array.array(ADDRESS, map(address_of, parts)), array.array(ADDRESS, map(size_of, parts)),
-                   list(map(dtype_of, grads)), list(map(is_contiguous if self.plain else torch.Tensor.stride, parts))]
+        contiguous = is_contiguous if self.plain else torch.Tensor.stride
+        columns = [list(map(address_of, parts)), list(map(size_of, parts)), list(map(dtype_of, grads)),
+                   list(map(contiguous, parts))]
         for name in self.names:
             tensors = list(map(operator.itemgetter(name), states))
-            columns += [array.array(ADDRESS, map(id, tensors)),
-                        array.array(ADDRESS, map(address_of, map(local, tensors) if self.sharded else tensors))]
+            columns += [list(map(id, tensors)),
+                        list(map(address_of, map(local, tensors) if self.sharded else tensors))]
         return columns
-
-    @staticmethod
-    def hold(held, entries, layout, params, grads, states):
-        """The step counts, if entries of one kind hold. held: [entries, their columns], of those that last did."""
-        try:
-            first, columns = entries[0], entries[0].columns(params, grads, states)
-            steps = list(map(operator.itemgetter("step"), states))
-            if held != [entries, columns]:
-                if list(zip(*columns)) != [e.key for e in entries]:
-                    return None
-                held[:] = entries, columns
-            return steps if first.layout == layout and set(map(type, steps)) == {int} else None
-        except (KeyError, TypeError):  # there is no such state
-            return None
 
     def parameter(self):
         """None if it is gone."""
@@ -185,6 +173,64 @@ class Entry:
             self.version = version
 
 
+def taken(column, places):
+    """places: a slice, or a list."""
+    return column[places] if type(places) is slice else list(map(column.__getitem__, places))
+
+
+def places_of(numbers):
+    """A slice, if they follow one another."""
+    row = range(numbers[0], numbers[0] + len(numbers))
+    return slice(row.start, row.stop) if numbers == list(row) else numbers
+
+
+class Roster:
+    """Parameters of a group whose entries are of one kind, and the keys of these entries as columns: what is to be
+    looked at in each step is made once."""
+
+    def __init__(self, rows):
+        """rows: (place in the group's list, id() of the parameter, entry, its key)."""
+        places, self.ids, entries, keys = map(list, zip(*rows))
+        self.places, self.last = places_of(places), (None, None)
+        self.all = entries, list(map(list, zip(*keys))), None
+
+    def find(self, where):
+        """where: the places of the states in their list, by id(). One that is not there is behind the last."""
+        self.all, self.last = (*self.all[:2], places_of([where.get(i, len(where)) for i in self.ids])), (None, None)
+
+    def of(self, places):
+        """Entries, their keys, and places of their states: of some, or of all."""
+        if places is not None and self.last[0] != places:
+            entries, keys, at = self.all
+            at = None if at is None else taken(range(at.start, at.stop) if type(at) is slice else at, places)
+            self.last = places, (taken(entries, places), [taken(column, places) for column in keys], at)
+        return self.all if places is None else self.last[1]
+
+    @classmethod
+    def cut(cls, rows):
+        """Rosters of at most ROSTER parameters."""
+        return [cls(rows[i:i + ROSTER]) for i in range(0, len(rows), ROSTER)]
+
+    @staticmethod
+    def hold(entries, keys, layout, params, grads, states):
+        """The step counts and the addresses of the gradients, if entries of one kind hold. keys: their columns. A
+        gradient that has not the order of its weight in memory has no address."""
+        first = entries[0]
+        try:
+            steps = list(map(operator.itemgetter("step"), states))
+            if first.layout != layout or first.columns(params, grads, states) != keys or set(map(type, steps)) != {int}:
+                return None
+        except (KeyError, TypeError):  # there is no such state
+            return None
+        grads = list(map(local, grads)) if first.sharded else grads
+        try:
+            if first.plain and all(map(is_contiguous, grads)) and list(map(size_of, grads)) == keys[1]:
+                return steps, list(map(address_of, grads))
+        except RuntimeError:  # PyTorch 1.13 calls sparse tensors contiguous
+            pass
+        return steps, [0] * len(grads)
+
+
 class Call:
     """The same entries in the next step make the same call. Between steps it keeps no tensor alive."""
 
@@ -195,8 +241,8 @@ class Call:
         self.tensors = array_of(k.kopt_tensor, len(entries)).from_buffer(memory)
         self.words = memoryview(self.tensors).cast("B").cast(ADDRESS)
         self.sizes = [e.n for e in entries]
-        self.gaps = [i for i, e in enumerate(entries) if e.gap]
-        self.whole, self.cut, self.rates, self.placed = sum(self.sizes), (0, []), None, None
+        self.gaps = [] if entries[0].plain else [i for i, e in enumerate(entries) if e.gap]
+        self.whole, self.cut, self.rates, self.placed, self.left = sum(self.sizes), (0, []), None, None, None
 
     @staticmethod
     def lists(steps, *columns):
@@ -206,23 +252,25 @@ class Call:
             steps, *columns = (list(pick(column)) for column in (steps, *columns))
         return [(steps, *columns)]
 
-    def begin(self, options, steps, params, grads, states, loss_scale=None, clip=1.0, moments_only=False):
-        """Checks the options and computes the scalars of the step, and counts nothing. options: by kind."""
+    def begin(self, options, steps, params, grads, states, addresses, loss_scale=None, clip=1.0, moments_only=False):
+        """Checks the options and computes the scalars of the step, and counts nothing. options: the last ones."""
         first, self.owners, self.states = self.entries[0], params, states
         self.params = list(map(local, params)) if first.sharded else params
         try:
-            if first.kind not in options:
-                options[first.kind] = make(self.group, self.params[0].dtype, first.formats)
-            self.opt = type(options[first.kind]).from_buffer_copy(options[first.kind])
+            place, written = (id(self.group), first.kind), as_written(self.group)
+            if written is None or options.get(place, (None,))[0] != written:
+                options[place] = written, make(self.group, self.params[0].dtype, first.formats)
+            self.opt = type(options[place][1]).from_buffer_copy(options[place][1])
             self.opt.grad_scale, self.opt.clip, self.opt.moments_only = self.unscaling(loss_scale), clip, moments_only
             self.begin_runs(steps)
         except Exception:
             self.optimizer._validate()
             raise
-        self.set_grads(list(map(local, grads)) if first.sharded else grads)
+        self.set_grads(map(local, grads) if first.sharded else grads, addresses)
         if "residual" in first.names:
-            self.versions = [p._version for p in self.params]
-            if self.versions != [e.version for e in self.entries]:
+            self.versions = list(map(version_of, self.params))
+            if self.versions != (self.left or [e.version for e in self.entries]):
+                self.tell()
                 for e, p, s in zip(self.entries, self.params, states):
                     e.settle(p, s)
         if first.pays and (self.rates is None or self.places != [s["rate"].data_ptr() for s in states]):
@@ -254,37 +302,29 @@ class Call:
             s["rate"], e.arrays.rates = row[1], row.data_ptr()
         self.places = [s["rate"].data_ptr() for s in states]
 
-    def set_grads(self, grads):
+    def set_grads(self, grads, addresses):
         """Their addresses, which may be new in each step."""
         self.grads = list(grads)
-        if not (self.entries[0].plain and all(map(is_contiguous, grads)) and list(map(size_of, grads)) == self.sizes):
-            self.order_grads()
-        try:
-            addresses = array.array(ADDRESS, map(address_of, self.grads))
-            if 0 in addresses:  # without memory: no elements, or a zero tensor of autograd
-                self.grads = [torch.zeros_like(p, dtype=g.dtype) if g._is_zerotensor() else g
-                              for g, p in zip(self.grads, self.params)]
-                addresses = array.array(ADDRESS, map(address_of, self.grads))
-        except RuntimeError:  # PyTorch 1.13 calls sparse tensors contiguous
-            self.order_grads()
-            raise
+        if not all(addresses):
+            for i in [i for i, address in enumerate(addresses) if not address]:
+                self.grads[i] = self.ordered(i)
+                addresses[i] = self.grads[i].data_ptr()
         field = k.kopt_tensor.grad.offset // self.words.itemsize
-        self.words[field::len(self.words) // len(self.grads)] = addresses
+        self.words[field::len(self.words) // len(addresses)] = array.array(ADDRESS, addresses)
         for i in self.gaps:
             self.grads.append(dense(self.params[i]))  # held until the step is done
             self.tensors[i].weight = self.grads[-1].data_ptr()
 
-    def order_grads(self):
-        """A gradient in another order than its weight is copied."""
-        for i, (g, p) in enumerate(zip(self.grads, self.params)):
-            if g.layout is not torch.strided:
-                raise RuntimeError("%s does not support sparse gradients, which %s has: use p.grad.to_dense()"
-                                   % (self.group["rule"], self.optimizer._name(self.owners[i])))
-            if g.shape != p.shape:
-                raise RuntimeError("%s has a gradient of another shape: %s"
-                                   % (self.optimizer._name(self.owners[i]), tuple(g.shape)))
-            if g.stride() != order(p):
-                self.grads[i] = like(p, g.dtype).copy_(g)
+    def ordered(self, i):
+        """A gradient, or a copy if it has another order than its weight, or no memory: a zero tensor of autograd."""
+        g, p = self.grads[i], self.params[i]
+        if g.layout is not torch.strided:
+            raise RuntimeError("%s does not support sparse gradients, which %s has: use p.grad.to_dense()"
+                               % (self.group["rule"], self.optimizer._name(self.owners[i])))
+        if g.shape != p.shape:
+            raise RuntimeError("%s has a gradient of another shape: %s"
+                               % (self.optimizer._name(self.owners[i]), tuple(g.shape)))
+        return like(p, g.dtype).copy_(g) if g._is_zerotensor() or g.stride() != order(p) else g
 
     def parts(self):
         """What each thread steps; nothing, if there is one. With few weights, waking them takes longer."""
@@ -323,10 +363,14 @@ class Call:
             self.params[i].copy_(copy)
         increment_version(self.params)
         if "residual" in self.entries[0].names:
-            versions = [p._version for p in self.params] if self.gaps else [v + 1 for v in self.versions]
-            for e, version in zip(self.entries, versions):
-                e.version = version
+            self.left = [p._version for p in self.params] if self.gaps else [v + 1 for v in self.versions]
         self.grads = self.owners = self.params = self.states = None
+
+    def tell(self):
+        """Tells the entries the versions that its last step left, for others than the same call."""
+        for e, e.version in zip(self.entries, self.left or ()):
+            pass
+        self.left = None
 
     def knows(self, step):
         """Can it make this step without a plan that is told?"""

@@ -1,4 +1,5 @@
 """The options of the optimizers: their names, defaults and checks, and the kopt_optimizer of a group."""
+import marshal
 import textwrap
 
 import torch
@@ -228,6 +229,14 @@ def make(group, dtype, formats=None):
         elif name != "moment_format" and (value is not None or name != "max_lr"):
             setattr(opt, name, code_of(name, value) if name in WORDS else value)
     return opt
+
+
+def as_written(group):
+    """The options that make() reads, as bytes: it need not be called again for the same. None: one is a tensor."""
+    try:
+        return marshal.dumps([group["rule"], *map(group.__getitem__, COMMON + RULES[group["rule"]][1])], 2)
+    except ValueError:
+        return None
 
 
 def layout_of(group):

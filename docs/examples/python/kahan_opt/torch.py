@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import header as k, peers
-from .calls import CALLS, Entry, GpuCall, add_norms, increment_version, on_gpu, parted, refuse_capture
+from .calls import CALLS, Entry, GpuCall, Roster, add_norms, increment_version, on_gpu, refuse_capture, taken
 from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
                       moments_of, translated, validate)
 from .state import Host, begun, fitted, local, order
@@ -21,7 +21,7 @@ Params = Iterable[Union[Tensor, Dict[str, Any], Tuple[str, Tensor]]]
 Rate = Union[float, Tensor]
 _untraced = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)  # by torch.compile
 _number_of = functools.lru_cache(None)(lambda name: zlib.crc32(name.encode()))  # the id of a parameter with a name
-grad_of, kind_of = operator.attrgetter("grad"), operator.attrgetter("kind")
+grad_of = operator.attrgetter("grad")
 Formats = Union[None, str, Tuple[Optional[str], Optional[str]]]
 
 
@@ -60,10 +60,13 @@ class KahanOptimizer(torch.optim.Optimizer):
         return described_options(rule)
 
     def _forget(self):
-        """Looks at all tensors anew. _entries: by the id() of a parameter. _held: by group and kind, the entries of the
-        last step and their keys. _plans: the calls of the last steps. _listed: the parameters of the groups, by id(),
-        and names. _reports: those of GPUs that have not been read."""
-        self._entries, self._held, self._plans, self._listed, self._reports = {}, {}, {}, None, collections.deque()
+        """Looks at all tensors anew. _entries: by the id() of a parameter. _rosters: of each group, by kind, until an
+        entry is new or lost, with the places of states that have this _order. _plans: the calls of the last steps, and
+        their _options. _listed: the parameters of the groups, by id(), and names. _reports: those of GPUs that
+        have not been read."""
+        self._entries, self._plans, self._options = {}, {}, {}
+        self._listed = self._rosters = self._order = None
+        self._reports = collections.deque()
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a group with options of its own: {"params": ..., "lr": ...}."""
@@ -167,6 +170,8 @@ class KahanOptimizer(torch.optim.Optimizer):
             self.overflow = add_norms(there)
         for call in calls:
             call.run()
+            if param is not None:
+                call.tell()
 
     def _read_reports(self, wait=False):
         """Reads what GPUs have said of earlier steps: what was skipped does not count, what was refused is raised."""
@@ -194,7 +199,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             lists, stale = self._lists(only)
             if stale:
                 raise RuntimeError("the state of %s changes while it is looked at" % self._name(stale[0][1]))
-        plans, used, options, calls = self._plans, {}, {}, []
+        plans, used, calls = self._plans, {}, []
         for group, steps, entries, *columns in sorted(lists, key=lambda row: row[1][0]):
             turn = 0
             while (id(only), id(group), entries[0].kind, turn) in used:
@@ -206,12 +211,20 @@ class KahanOptimizer(torch.optim.Optimizer):
                 self._read_reports(wait=True)  # a new plan begins where the last one is
                 return self._calls(only, *scalars)
             if not holds:
+                self._tell()
                 call = CALLS[columns[0][0].device.type](self, group, entries, call)
             used[place], call.group = call, group
-            call.begin(options.setdefault(id(group), {}), steps, *columns, *scalars)
+            call.begin(self._options, steps, *columns, *scalars)
             calls.append(call)
+        if only is None and used.keys() != plans.keys():
+            self._tell()
         self._plans = used if only is None else {**plans, **used}
         return calls
+
+    def _tell(self):
+        """Brings the entries up to date, for others than the calls of the last step."""
+        for call in self._plans.values():
+            call.tell()
 
     def _number(self):
         """Looks whether the ids are still right."""
@@ -220,57 +233,90 @@ class KahanOptimizer(torch.optim.Optimizer):
             for number, _, p in self._members(self.param_groups):
                 if id(p) in self._entries and self._entries[id(p)].number != number:
                     self._lost(id(p))
-            self._listed, ids = listed, [i for ids, _ in listed for i in ids]
-            self._twice = len(set(ids)) < len(ids)
+            self._listed, self._rosters = listed, None
+
+    def _rosters_of(self, only):
+        """(group, its parameters, their rosters by kind) of all groups, or of one parameter. Parameters whose entries
+        do not hold are of the kind None: their places."""
+        if only is not None:
+            e = self._entries.get(id(only))
+            holds = e is not None and e.key is not None
+            kinds = {0: Roster.cut([(0, id(only), e, e.key)])} if holds else {None: [0]}
+            return [(self._member(only)[1], [only], kinds)]
+        rosters = self._rosters
+        if rosters is None:
+            rosters, self._order, seen = [], None, set()
+            self._rosters = rosters  # until an entry is lost: even now
+            for ids, names in self._listed:
+                found = {}
+                for place, i in enumerate(ids):
+                    if i not in seen:  # one that is listed twice counts once
+                        e = self._entries.get(i)
+                        key = None if e is None else e.key
+                        found.setdefault(key and (e.kind, e.layout), []).append((place, i, e, key))
+                        seen.add(i)
+                for kind, rows in found.items():
+                    if names and kind is not None:  # the ids of a list increase
+                        rows.sort(key=lambda row: row[2].number)
+                    found[kind] = [row[0] for row in rows] if kind is None else Roster.cut(rows)
+                rosters.append(found)
+        return [(group, group["params"], kinds) for group, kinds in zip(self.param_groups, rosters)]
+
+    def _states(self, groups):
+        """All states, where the rosters of these groups look for theirs. A tensor's hash is a function in Python: many
+        are found by id()."""
+        order = list(map(id, self.state))
+        if order != self._order:
+            self._order, where = order, dict(zip(order, range(len(order))))
+            for _, _, kinds in groups:
+                for roster in itertools.chain(*(rosters for kind, rosters in kinds.items() if kind is not None)):
+                    roster.find(where)
+        return [*self.state.values(), None]
 
     def _lists(self, only):
-        """What is stepped together: (group, step counts, entries, parameters, gradients, states), and pairs of groups
-        and parameters whose entries do not hold."""
-        lists, stale = [], []
-        groups = self.param_groups if only is None else [self._member(only)[1]]
-        if self._twice and only is None:
-            of = {}
-            for _, group, p in self._members(groups):
-                of.setdefault(id(group), dict(group, params=[]))["params"].append(p)
-            groups = list(of.values())
-        for place, group in enumerate(groups):
-            params = group["params"] if only is None else [only]
-            grads = list(map(grad_of, params))
-            there = [g is not None for g in grads]
-            if not all(there):
-                params, grads = (list(itertools.compress(x, there)) for x in (params, grads))
-            entries = list(map(self._entries.get, map(id, params)))
-            if not all(entries):
-                stale += [(group, p) for p, e in zip(params, entries) if e is None]
-                params, grads, entries = (list(itertools.compress(x, entries)) for x in (params, grads, entries))
-            if not params:
-                continue
-            if "param_names" in group:  # the ids of a list increase
-                params, grads, entries = zip(*sorted(zip(params, grads, entries), key=lambda row: row[2].number))
-            states, layout = self._states(params), layout_of(group)
-            for kind, (es, *columns) in parted(map(kind_of, entries), entries, params, grads, states).items():
-                steps = Entry.hold(self._held.setdefault((place, kind), []), es, layout, *columns)
-                if steps:
-                    lists += [(group, *rows) for rows in CALLS[columns[0][0].device.type].lists(steps, es, *columns)]
-                else:
-                    stale += [(group, p) for e, p, g, s in zip(es, *columns)
-                              if not Entry.hold([], [e], layout, [p], [g], [s])]
+        """What is stepped together: (group, step counts, entries, parameters, gradients, states, addresses of the
+        gradients), and pairs of groups and parameters whose entries do not hold."""
+        lists, stale, states, groups = [], [], None, self._rosters_of(only)
+        for group, params, kinds in groups:
+            layout = layout_of(group)
+            for kind, rosters in kinds.items():
+                if kind is None:
+                    stale += [(group, params[i]) for i in rosters if params[i].grad is not None]
+                    continue
+                columns = [[] for _ in range(6)]
+                for roster in rosters:
+                    ps, places = taken(params, roster.places), None
+                    grads = list(map(grad_of, ps))
+                    there = [g is not None for g in grads]
+                    if not all(there):
+                        places = list(itertools.compress(range(len(there)), there))
+                        if not places:
+                            continue
+                        ps, grads = taken(ps, places), taken(grads, places)
+                    few = only is not None or 4 * len(ps) < len(there)
+                    states = states if few or states else self._states(groups)
+                    es, keys, at = roster.of(places)
+                    ss = list(map(self.state.get, ps)) if few else taken(states, at)
+                    held = Roster.hold(es, keys, layout, ps, grads, ss)
+                    if held:
+                        for column, rows in zip(columns, (held[0], es, ps, grads, ss, held[1])):
+                            column += rows
+                    else:
+                        stale += [(group, p) for e, p, g, s in zip(es, ps, grads, ss)
+                                  if not Roster.hold([e], [[x] for x in e.key or ()], layout, [p], [g], [s])]
+                if columns[0]:
+                    lists += [(group, *rows) for rows in CALLS[columns[2][0].device.type].lists(*columns)]
         return lists, stale
-
-    def _states(self, params):
-        """The state of each, or None. A tensor's hash is a function in Python: those of many are found by id()."""
-        if 4 * len(params) < len(self.state):
-            return list(map(self.state.get, params))
-        return list(map(dict(zip(map(id, self.state), self.state.values())).get, map(id, params)))
 
     def _lost(self, number):
         """An entry no longer holds."""
-        self._held.clear()
+        self._rosters = None
         if number in self._entries:
             self._entries[number].key = None
 
     def _make_entries(self, stale):
         """Makes the entries of parameters anew, and gives a state to each that has none."""
+        self._tell()
         self._validate()
         for _, p in stale:
             if p.device.type not in CALLS:
@@ -291,7 +337,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             except ValueError as fault:
                 raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
         kept = {key: e for key, e in self._entries.items() if e.parameter() is not None}
-        self._entries = {**kept, **wanted}
+        self._entries, self._rosters = {**kept, **wanted}, None
 
     def _begin(self, members):
         """Gives a state to each parameter that has none. Returns their id()s."""
@@ -325,6 +371,7 @@ class KahanOptimizer(torch.optim.Optimizer):
     def _settle(self):
         """A value that a program has written has no residual."""
         self._read_reports(wait=True)
+        self._tell()
         for e in list(self._entries.values()):
             p = e.parameter()
             if p is not None:
@@ -343,6 +390,7 @@ class KahanOptimizer(torch.optim.Optimizer):
     def weights_restored(self) -> None:
         """To be called when a program has changed parameters and has set them back to what the last step left, as SAM
         does: the residuals then still belong to them. Otherwise a value that a program writes has none."""
+        self._tell()
         for e in list(self._entries.values()):
             p = e.parameter()
             e.version = None if p is None else local(p)._version
