@@ -1,4 +1,4 @@
-/* kahan_opt.h - v0.14 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
+/* kahan_opt.h - v0.15 - train neural networks in pure 16 bit as if in fp32 - MIT-0 or public domain
 
    Optimizers (SGD, AdamW, Lion and others) for weights, gradients and moments in bf16 or fp16. You compute the
    gradients, the library updates the weights. It allocates nothing: all memory is yours.
@@ -55,8 +55,8 @@
        8-BIT MOMENTS IN SCALAR CODE                       PUBLIC FUNCTIONS            LICENCE
 */
 /* From 1.0 on, the declarations of any version with the same major number will do. */
-#if defined(KOPT_VERSION) && KOPT_VERSION != 1400 &&                                        \
-    (KOPT_VERSION < 10000 || KOPT_VERSION / 10000 != 1400 / 10000 || defined(KOPT_PASS_) || \
+#if defined(KOPT_VERSION) && KOPT_VERSION != 1500 &&                                        \
+    (KOPT_VERSION < 10000 || KOPT_VERSION / 10000 != 1500 / 10000 || defined(KOPT_PASS_) || \
      (defined(KAHAN_OPT_IMPLEMENTATION) && !defined(KOPT_IMPLEMENTED_)))
 #error "two versions of kahan_opt.h in one file: give each a file of its own (KAHAN_OPT_STATIC), see KAHAN_OPT_SELF"
 #endif
@@ -178,7 +178,7 @@
    VERSION HISTORY: docs/CHANGELOG.md
 */
 
-#define KOPT_VERSION 1400 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
+#define KOPT_VERSION 1500 /* 10000 * major + 100 * minor + patch; the check at the top of the file repeats it */
 
 #include <stddef.h>
 #include <stdint.h>

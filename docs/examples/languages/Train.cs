@@ -5,7 +5,7 @@ using System.Runtime.InteropServices;
 static unsafe class Train {
     const string Library = "kahan_opt";
 
-    const int Version = 1400, AdamW = 64, Bf16 = 1;
+    const int Version = 1500, AdamW = 64, Bf16 = 1;
 
     [StructLayout(LayoutKind.Explicit, Size = 256)]
     struct Optimizer { // the fields that are used here

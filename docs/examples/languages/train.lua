@@ -31,7 +31,7 @@ const char *kopt_result_string(int result);
 int64_t kopt_layout_of(const char *name);
 ]]
 local k = ffi.load(arg[1] or "kahan_opt")
-local VERSION, ADAMW, BF16 = 1400, 64, 1
+local VERSION, ADAMW, BF16 = 1500, 64, 1
 
 local function check(result)
     if result ~= 0 then error(ffi.string(k.kopt_result_string(result))) end

@@ -31,7 +31,7 @@ struct Tensor { // zeros are the defaults
     stable_scale: f64,
     reserved: [u64; 2],
 }
-const VERSION: c_int = 1400;
+const VERSION: c_int = 1500;
 const ADAMW: c_int = 64;
 const BF16: c_int = 1;
 
