@@ -3224,7 +3224,7 @@ static KOPT_FORCE_INLINE_ kopt_result kopt_judge_tensor_(const kopt_tensor *t, c
 /* What is checked of a tensor: its fields; also its memory without the gradient; also the state; also the gradient. */
 typedef enum kopt_checks_ { KOPT_CHECK_FIELDS_, KOPT_CHECK_MEMORY_, KOPT_CHECK_STATE_, KOPT_CHECK_STEP_ } kopt_checks_;
 
-/* Checks a tensor under the options of s, and computes the layout of its state. Lists its memory, if that is checked. */
+/* Checks a tensor under the options of s, and computes the layout of its state. Lists its memory if that is checked. */
 static kopt_result kopt_check_tensor_(kopt_layout_ *layout, kopt_memory_ *memory, const kopt_begun_ *s,
                                       const kopt_tensor *t, kopt_checks_ checks) {
     const char *words;
@@ -6420,7 +6420,7 @@ NOINLINE_FN_ void K_(step)(const kopt_job_ *j) {
     size_t i = j->begin;
 #ifdef SPECIALIZED_
     /* The random numbers of a group come in whole pairs, so a specialized loop begins at a global index that is a
-       multiple of PAIR_. The loop over tiles steps the elements before; called from here, their frames do not add up. */
+       multiple of PAIR_. The loop over tiles steps those before it; called from here, their frames do not add up. */
     const kopt_begun_ *const s = j->step;
     const size_t from = i + (unsigned)((0 - (j->first + i)) % PAIR_);
     if (j->end > from + 3 && (s->moments_only | s->sync | s->unrectified) == 0 && j->counts == NULL &&
