@@ -216,7 +216,7 @@ BY_HAND = [
     ("kopt_dither_", "is_fp16 ? r & 0xFFF8u : r", "r"),
     ("kopt_dither_", "mag - 0x0D80u >= 0x7200u", "mag - 0x0080u >= 0x7F00u"),
     ("kopt_dither_", "mag - 1 >= 0x7BFFu", "mag >= 0x7C00u"),
-    ("kopt_check_neighbours_", "p != NULL && (p->id > t->id", "0 && (p->id > t->id"),
+    ("kopt_check_neighbours_", "p->id > t->id", "0"),
     ("kopt_check_neighbours_", "list->current = !list->current", "(void)0"),
     ("kopt_check_tensor_", "memory->end = memory->range", "(void)0"),
     ("kopt_round_up16_", "(bytes + 15) & ~(size_t)15", "(bytes + 7) & ~(size_t)7"),
