@@ -211,6 +211,7 @@ static void check_norm_edges(void) {
     ok(kopt_norm_stable_scale(&norm, 9) == 1, "the scale of StableAdamW is 1 from what is not finite");
     norm.nonfinite = 0;
     ok(kopt_norm_stable_scale(&norm, 9) < 1, "... and less from the same that is");
+    ok(kopt_norm_stable_scale(&norm, 0x80000000u) == 1, "... and 1 if there are 2^31 values");
     for (k = 0; k < 8; ++k) {
         float x = ref_float(special[k]);
         uint32_t mag = special[k] & 0x7fffffff;
