@@ -29,7 +29,7 @@ fi
 # ---- programs: `all` has all instruction sets, `only` is for AVX-512 and leaves AVX2 and SSE2 out --------------------
 
 rm -rf $out
-mkdir -p $out/root $out/disk
+mkdir -p $out/tree $out/disk
 {
     printf '%s avx512\n' all only
     for tests in 'step_bits brief' 'tools quick inline quick' 'vmath quick api quick' 'codes quick state quick' \
@@ -42,7 +42,7 @@ if has_avx512 && [ "${1:-}" != bochs ]; then bochs=; fi
 compile() { # compile FILE FLAG...
     file=$1
     shift
-    ${CC:-cc} -std=c99 -O2 -static $bochs -o $out/root/$file "$@" -lm
+    ${CC:-cc} -std=c99 -O2 -static $bochs -o $out/tree/$file "$@" -lm
 }
 while read -r name rest; do
     only='-mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c'
@@ -58,13 +58,13 @@ report $? "the programs are built"
 direct() {
     while read -r name rest; do
         echo "begin $name"
-        timeout 100 $out/root/$name $rest
+        timeout 100 $out/tree/$name $rest
         echo "end $name $?"
     done <$out/runs
 }
 
 emulated() {
-    cp $out/runs $out/root/runs
+    cp $out/runs $out/tree/runs
     cat >$out/init.c <<'TEXT'
 #include <stdio.h>
 #include <string.h>
@@ -85,8 +85,8 @@ int main(void) {
     return reboot(RB_POWER_OFF);
 }
 TEXT
-    ${CC:-cc} -O1 -static -o $out/root/init $out/init.c || return
-    (cd $out/root && find . | cpio --quiet -o -H newc) >$out/disk/programs || return
+    ${CC:-cc} -O1 -static -o $out/tree/init $out/init.c || return
+    (cd $out/tree && find . | cpio --quiet -o -H newc) >$out/disk/programs || return
     find_linux && cp $linux $out/disk/linux
     cp /usr/lib/ISOLINUX/isolinux.bin /usr/lib/syslinux/modules/bios/ldlinux.c32 $out/disk
     # Of Bochs 2.7: XSAVEC does not have the size that it says. The tests of Linux take long.
