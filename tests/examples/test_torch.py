@@ -1413,10 +1413,10 @@ def default_threads():
 @test
 def changing_lists():
     """other parameters with gradients in each step: each gets the bits that it gets alone, and its own step count"""
-    chance, whole = torch.Generator().manual_seed(5), calls.ROSTER
+    chance, whole = torch.Generator().manual_seed(5), calls.BUCKET
     for options in ({}, {"rounding": "stochastic", "threads": 3}, {"moment_format": "q8", "rounding": "compact"},
                     {"rounding": "feedback"}):
-        calls.ROSTER = 2 if options else whole
+        calls.BUCKET = 2 if options else whole
         shapes = ((5, 7), (300,), (1,), (2, 512), (40000,), (0,), (30000,))
         params, apart = ([*parameters(shapes=shapes), Parameter(noise(4, 6)[:, ::2]), Parameter(noise(8, 9)[:, ::3])]
                          for _ in range(2))
@@ -1440,7 +1440,7 @@ def changing_lists():
             assert len(optimizer._plans) <= kinds, (options, len(optimizer._plans))  # whatever the step counts
         assert equal(params, apart), options
         assert [optimizer.state[p]["step"] if c else 0 for p, c in zip(params, counts)] == counts
-    calls.ROSTER = whole
+    calls.BUCKET = whole
 
 
 @test

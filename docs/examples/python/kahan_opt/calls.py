@@ -24,7 +24,7 @@ except ImportError as error:
 
 WITH_KERNELS = "NVCC=nvcc pip install ./docs/examples/python installs it with them"
 ADDRESS = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "I"
-ROSTER = 512  # parameters, whose tensors stay in the cache while they are looked at
+BUCKET = 512  # parameters, whose tensors stay in the cache while they are looked at
 THREADED = 65536  # weights; with fewer, waking the threads takes longer than the step
 
 try:  # as any operation in place does, it tells autograd that the values are new
@@ -184,7 +184,7 @@ def places_of(numbers):
     return slice(row.start, row.stop) if numbers == list(row) else numbers
 
 
-class Roster:
+class Bucket:
     """Parameters of a group whose entries are of one kind, and the keys of these entries as columns: what is to be
     looked at in each step is made once."""
 
@@ -208,8 +208,8 @@ class Roster:
 
     @classmethod
     def cut(cls, rows):
-        """Rosters of at most ROSTER parameters."""
-        return [cls(rows[i:i + ROSTER]) for i in range(0, len(rows), ROSTER)]
+        """Buckets of at most BUCKET parameters."""
+        return [cls(rows[i:i + BUCKET]) for i in range(0, len(rows), BUCKET)]
 
     @staticmethod
     def hold(entries, keys, layout, params, grads, states):
@@ -368,8 +368,8 @@ class Call:
 
     def tell(self):
         """Tells the entries the versions that its last step left, for others than the same call."""
-        for e, e.version in zip(self.entries, self.left or ()):
-            pass
+        for e, version in zip(self.entries, self.left or ()):
+            e.version = version
         self.left = None
 
     def knows(self, step):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import header as k, peers
-from .calls import CALLS, Entry, GpuCall, Roster, add_norms, increment_version, on_gpu, refuse_capture, taken
+from .calls import CALLS, Entry, GpuCall, Bucket, add_norms, increment_version, on_gpu, refuse_capture, taken
 from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
                       moments_of, translated, validate)
 from .state import Host, begun, fitted, local, order
@@ -60,12 +60,12 @@ class KahanOptimizer(torch.optim.Optimizer):
         return described_options(rule)
 
     def _forget(self):
-        """Looks at all tensors anew. _entries: by the id() of a parameter. _rosters: of each group, by kind, until an
+        """Looks at all tensors anew. _entries: by the id() of a parameter. _buckets: of each group, by kind, until an
         entry is new or lost, with the places of states that have this _order. _plans: the calls of the last steps, and
         their _options. _listed: the parameters of the groups, by id(), and names. _reports: those of GPUs that
         have not been read."""
         self._entries, self._plans, self._options = {}, {}, {}
-        self._listed = self._rosters = self._order = None
+        self._listed = self._buckets = self._order = None
         self._reports = collections.deque()
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
@@ -233,20 +233,20 @@ class KahanOptimizer(torch.optim.Optimizer):
             for number, _, p in self._members(self.param_groups):
                 if id(p) in self._entries and self._entries[id(p)].number != number:
                     self._lost(id(p))
-            self._listed, self._rosters = listed, None
+            self._listed, self._buckets = listed, None
 
-    def _rosters_of(self, only):
-        """(group, its parameters, their rosters by kind) of all groups, or of one parameter. Parameters whose entries
+    def _buckets_of(self, only):
+        """(group, its parameters, their buckets by kind) of all groups, or of one parameter. Parameters whose entries
         do not hold are of the kind None: their places."""
         if only is not None:
             e = self._entries.get(id(only))
             holds = e is not None and e.key is not None
-            kinds = {0: Roster.cut([(0, id(only), e, e.key)])} if holds else {None: [0]}
+            kinds = {0: Bucket.cut([(0, id(only), e, e.key)])} if holds else {None: [0]}
             return [(self._member(only)[1], [only], kinds)]
-        rosters = self._rosters
-        if rosters is None:
-            rosters, self._order, seen = [], None, set()
-            self._rosters = rosters  # until an entry is lost: even now
+        buckets = self._buckets
+        if buckets is None:
+            buckets, self._order, seen = [], None, set()
+            self._buckets = buckets  # until an entry is lost: even now
             for ids, names in self._listed:
                 found = {}
                 for place, i in enumerate(ids):
@@ -258,34 +258,34 @@ class KahanOptimizer(torch.optim.Optimizer):
                 for kind, rows in found.items():
                     if names and kind is not None:  # the ids of a list increase
                         rows.sort(key=lambda row: row[2].number)
-                    found[kind] = [row[0] for row in rows] if kind is None else Roster.cut(rows)
-                rosters.append(found)
-        return [(group, group["params"], kinds) for group, kinds in zip(self.param_groups, rosters)]
+                    found[kind] = [row[0] for row in rows] if kind is None else Bucket.cut(rows)
+                buckets.append(found)
+        return [(group, group["params"], kinds) for group, kinds in zip(self.param_groups, buckets)]
 
     def _states(self, groups):
-        """All states, where the rosters of these groups look for theirs. A tensor's hash is a function in Python: many
+        """All states, where the buckets of these groups look for theirs. A tensor's hash is a function in Python: many
         are found by id()."""
         order = list(map(id, self.state))
         if order != self._order:
             self._order, where = order, dict(zip(order, range(len(order))))
             for _, _, kinds in groups:
-                for roster in itertools.chain(*(rosters for kind, rosters in kinds.items() if kind is not None)):
-                    roster.find(where)
+                for bucket in itertools.chain(*(buckets for kind, buckets in kinds.items() if kind is not None)):
+                    bucket.find(where)
         return [*self.state.values(), None]
 
     def _lists(self, only):
         """What is stepped together: (group, step counts, entries, parameters, gradients, states, addresses of the
         gradients), and pairs of groups and parameters whose entries do not hold."""
-        lists, stale, states, groups = [], [], None, self._rosters_of(only)
+        lists, stale, states, groups = [], [], None, self._buckets_of(only)
         for group, params, kinds in groups:
             layout = layout_of(group)
-            for kind, rosters in kinds.items():
+            for kind, buckets in kinds.items():
                 if kind is None:
-                    stale += [(group, params[i]) for i in rosters if params[i].grad is not None]
+                    stale += [(group, params[i]) for i in buckets if params[i].grad is not None]
                     continue
                 columns = [[] for _ in range(6)]
-                for roster in rosters:
-                    ps, places = taken(params, roster.places), None
+                for bucket in buckets:
+                    ps, places = taken(params, bucket.places), None
                     grads = list(map(grad_of, ps))
                     there = [g is not None for g in grads]
                     if not all(there):
@@ -295,22 +295,22 @@ class KahanOptimizer(torch.optim.Optimizer):
                         ps, grads = taken(ps, places), taken(grads, places)
                     few = only is not None or 4 * len(ps) < len(there)
                     states = states if few or states else self._states(groups)
-                    es, keys, at = roster.of(places)
+                    es, keys, at = bucket.of(places)
                     ss = list(map(self.state.get, ps)) if few else taken(states, at)
-                    held = Roster.hold(es, keys, layout, ps, grads, ss)
+                    held = Bucket.hold(es, keys, layout, ps, grads, ss)
                     if held:
                         for column, rows in zip(columns, (held[0], es, ps, grads, ss, held[1])):
                             column += rows
                     else:
                         stale += [(group, p) for e, p, g, s in zip(es, ps, grads, ss)
-                                  if not Roster.hold([e], [[x] for x in e.key or ()], layout, [p], [g], [s])]
+                                  if not Bucket.hold([e], [[x] for x in e.key or ()], layout, [p], [g], [s])]
                 if columns[0]:
                     lists += [(group, *rows) for rows in CALLS[columns[2][0].device.type].lists(*columns)]
         return lists, stale
 
     def _lost(self, number):
         """An entry no longer holds."""
-        self._rosters = None
+        self._buckets = None
         if number in self._entries:
             self._entries[number].key = None
 
@@ -337,7 +337,7 @@ class KahanOptimizer(torch.optim.Optimizer):
             except ValueError as fault:
                 raise ValueError("the state of %s is refused: %s" % (self._name(p), fault)) from None
         kept = {key: e for key, e in self._entries.items() if e.parameter() is not None}
-        self._entries, self._rosters = {**kept, **wanted}, None
+        self._entries, self._buckets = {**kept, **wanted}, None
 
     def _begin(self, members):
         """Gives a state to each parameter that has none. Returns their id()s."""
