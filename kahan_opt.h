@@ -3006,7 +3006,7 @@ static void kopt_store_number_(kopt_byte_ *p, double x) { kopt_store_le_(p, kopt
 static double kopt_load_number_(const kopt_byte_ *p) { return kopt_to_double_(kopt_as_f32_(kopt_load_le32_(p))); }
 
 /* Computes bytes 7 and 9 of the header. */
-static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *count, const kopt_optimizer *opt, kopt_format weight) {
+static void kopt_make_variant_(kopt_byte_ *h7, kopt_byte_ *h9, const kopt_optimizer *opt, kopt_format weight) {
     const int moment_count = kopt_moments_(opt), adam = opt->rule == KOPT_RULE_ADAM;
     uint32_t byte7 = 0, byte9 = (uint32_t)moment_count;
     if (weight != KOPT_F32) byte7 = (uint32_t)opt->rounding;
@@ -3018,8 +3018,8 @@ static void kopt_make_variant_(kopt_byte_ *rounding, kopt_byte_ *count, const ko
     if (opt->rule != KOPT_RULE_EMA) byte9 |= (uint32_t)opt->decay_mode << 4;
     if (adam && opt->stable) byte9 |= 64u;
     if (opt->rule == KOPT_RULE_ADAM_ATAN2 && opt->atan2_outside) byte9 |= 128u;
-    *rounding = (kopt_byte_)byte7;
-    *count = (kopt_byte_)byte9;
+    *h7 = (kopt_byte_)byte7;
+    *h9 = (kopt_byte_)byte9;
 }
 
 /* Byte 8 of the header. KOPT_Q8 is written as 5; up to version 0.9, whose codes were others, it was 4. */
@@ -3276,9 +3276,8 @@ typedef struct kopt_neighbours_ {
 } kopt_neighbours_;
 
 /* Compares a tensor with the one before it in its list, in O(1): finds neighbours that overlap (the caller passed n in
-   bytes, or forgot to advance a pointer), and ids (of shards of one tensor: first indices) that do not increase.
-   Increasing ids keep two tensors from using one state block, which belongs to an id. Tensors may share counts, and
-   gradients that the step only reads. */
+   bytes, or forgot to advance a pointer), and ids (of shards: first indices) that do not increase, so that no two use
+   one state block, which belongs to an id. Tensors may share counts, and gradients that the step only reads. */
 static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_tensor *t, int zero_grad) {
     const kopt_memory_ *const a = &list->memory[!list->current], *const b = &list->memory[list->current];
     const kopt_tensor *const p = list->previous;
@@ -3289,8 +3288,7 @@ static kopt_result kopt_check_neighbours_(kopt_neighbours_ *list, const kopt_ten
             if (kopt_ranges_overlap_(x, y) &&
                 (x->what != y->what || (x->what != KOPT_COUNTS_ && (x->what != KOPT_GRADS_ || zero_grad))))
                 return KOPT_ERROR_OVERLAP;
-    if (p != NULL && (p->id > t->id || (p->id == t->id && p->first_index + p->n > t->first_index)))
-        return KOPT_ERROR_ID;
+    if (p != NULL && p->id >= t->id && (p->id > t->id || p->first_index + p->n > t->first_index)) return KOPT_ERROR_ID;
     list->previous = t;
     list->current = !list->current;
     return KOPT_OK;
@@ -4556,11 +4554,12 @@ HOT_FN_ void K_(random_span)(uint32_t *words, const kopt_philox_key_ *cipher, ui
 
 /* kopt_random_combine_() of (at least) the elements [from, to) of the group that holds this global index. lower: the
    lower halves of r (number 0), upper: the upper halves (2 * other), packed two to a word in the order of memory. */
-FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *w, uint64_t index, size_t from, size_t to) {
+FN_ void K_(random_group)(uint32_t *lower, uint32_t *upper, const uint32_t *words, uint64_t index, size_t from,
+                          size_t to) {
     const vu32_ multiplier = isplat_(kopt_random_multiplier_(index) * 0x00010001u);
     size_t i;
     for (i = from / (2 * LANES_) * LANES_; 2 * i < to; i += LANES_) {
-        const vu32_ own = load32_((const kopt_byte_ *)(w + i)), other = or_(shl_(own, 16), shr_(own, 16));
+        const vu32_ own = load32_((const kopt_byte_ *)(words + i)), other = or_(shl_(own, 16), shr_(own, 16));
         const vu32_ stride = K_(add16)(other, other);
         store32_((kopt_byte_ *)(lower + i), K_(add16)(own, K_(mul16)(stride, multiplier)));
         store32_((kopt_byte_ *)(upper + i), stride);
@@ -5342,8 +5341,9 @@ FN_ vf32_ K_(update)(const scalars_ *k, vf32_ direction, vf32_ w) {
 
 /* Lookahead (section 6a, Ranger). With the update that it returns the weight becomes
    slow + lookahead_rate * ((w - update) - slow), compensations included. slow_scale is 1 - lookahead_rate. */
-FN_ vf32_ K_(lookahead)(vf32_ scale, vf32_ w, vf32_ compensation, vf32_ update, vf32_ slow, vf32_ slow_compensation) {
-    return add_(update, mul_(scale, sub_(add_(sub_(w, slow), sub_(compensation, slow_compensation)), update)));
+FN_ vf32_ K_(lookahead)(vf32_ slow_scale, vf32_ w, vf32_ compensation, vf32_ update, vf32_ slow,
+                        vf32_ slow_compensation) {
+    return add_(update, mul_(slow_scale, sub_(add_(sub_(w, slow), sub_(compensation, slow_compensation)), update)));
 }
 
 /* The ratio of StableAdamW (section 6a): g / larger(sqrt(new second moment) * root_scale, eps). g: the gradient after
@@ -6003,8 +6003,9 @@ FN_ void K_(decode_blocks)(float *buffer, const kopt_byte_ *code, const kopt_byt
 }
 
 /* Decodes n codes, from the first one of a block on, into an fp32 buffer, which needs room for whole blocks. */
-NOINLINE_FN_ void K_(decode_tile)(float *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int root, size_t n) {
-    if (root)
+NOINLINE_FN_ void K_(decode_tile)(float *buffer, const kopt_byte_ *code, const kopt_byte_ *scale, int square,
+                                  size_t n) {
+    if (square)
         K_(decode_blocks)(buffer, code, scale, 1, n);
     else
         K_(decode_blocks)(buffer, code, scale, 0, n);
@@ -7223,7 +7224,6 @@ static KOPT_NOINLINE_ void kopt_open_tail_(kopt_tail_ *t, const kopt_job_ *whole
     kopt_job_array_ *a;
     t->job = *whole;
     t->job.first += begin;
-    t->job.begin = 0;
     t->job.end -= begin;
     t->end = kopt_list_job_arrays_(t->arrays, &t->job, &kind);
     for (a = t->arrays; a != t->end; a++, copy++) {
