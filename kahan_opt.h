@@ -1828,7 +1828,7 @@ KOPT_INLINE_ int kopt_scale_folds_(uint32_t exponent) { return exponent - 40 < 1
 
 /* A step that has begun: what the caller's kopt_step holds. */
 typedef struct kopt_begun_ {
-    uint32_t made; /* KOPT_BEGUN_, at this place in every version */
+    uint64_t made; /* KOPT_BEGUN_, at this place in every version; 8 bytes, so that no field needs padding before it */
     kopt_rule rule;
     kopt_format first_moment_format, second_moment_format; /* the same, if there is no second moment */
     kopt_rounding rounding, moment_rounding, residual_rounding;
@@ -2585,8 +2585,8 @@ static KOPT_NOINLINE_ void kopt_leave_(const kopt_environment_ *e) {
    version by KOPT_ERROR_VERSION, all else by KOPT_ERROR_UNINITIALIZED. */
 #define KOPT_FOREIGN_ 0x4D410000u
 #define KOPT_MADE_ (KOPT_FOREIGN_ + (KOPT_VERSION < 10000 ? KOPT_VERSION : KOPT_VERSION / 10000))
-/* The same of a kopt_step: "ST", and the version, of which every digit counts. */
-#define KOPT_BEGUN_ (0x53540000u + KOPT_VERSION)
+/* The same of a kopt_step: "STEP", and the version, of which every digit counts. */
+#define KOPT_BEGUN_ (((uint64_t)0x53544550 << 32) + KOPT_VERSION)
 
 /* The constructors: the rule of each, and its defaults. Decays and betas are in thousandths, because no flag of a
    compiler changes an integer. */
@@ -3260,7 +3260,7 @@ static kopt_result kopt_open_step_(kopt_begun_ *s, const kopt_step *step) {
     if (step == NULL) return KOPT_ERROR_NULL;
     memcpy(s, step, sizeof *s);
     if (s->made == KOPT_BEGUN_) return KOPT_OK;
-    return s->made >> 16 == KOPT_BEGUN_ >> 16 ? KOPT_ERROR_VERSION : KOPT_ERROR_STEP;
+    return s->made >> 32 == KOPT_BEGUN_ >> 32 ? KOPT_ERROR_VERSION : KOPT_ERROR_STEP;
 }
 
 /* Does StableAdamW have to measure the tensor before this step? Not if the caller has set t->stable_scale. */
@@ -3387,16 +3387,16 @@ static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uin
    older one. */
 static KOPT_HOST_DEVICE_ void kopt_guard_(const kopt_begun_ *s, kopt_byte_ *rates, float rate, int first, float *beta1,
                                           float *feedback) {
-    const uint32_t a = kopt_load32_(rates), b = kopt_load32_(rates + 8);
+    const uint32_t a = kopt_load32_(rates), b = kopt_load32_(rates + 8), now = kopt_as_u32_(rate) << 1 >> 1; /* -0: 0 */
     const int second = b < s->step && (b > a || a >= s->step);
     kopt_byte_ *const newer = second ? rates + 8 : rates, *const older = second ? rates : rates + 8;
     const uint32_t last = (second ? b : a) - 1 < s->step - 1 ? kopt_load32_(newer + 4) : 0; /* bits; no step is 0 */
     const float share = kopt_div_(s->feedback, rate);
-    *beta1 = kopt_as_u32_(rate) > last ? kopt_mul_(s->beta1, kopt_div_(kopt_as_f32_(last), rate)) : s->beta1;
+    *beta1 = now > last ? kopt_mul_(s->beta1, kopt_div_(kopt_as_f32_(last), rate)) : s->beta1;
     *feedback = s->moments_only || s->unrectified || !kopt_finite_(share) ? 0 : share; /* at rate 0 it is infinite */
-    if (!first || kopt_as_u32_(rate) == 0) return;
+    if (!first || now == 0) return;
     kopt_store32_(older, s->step);
-    kopt_store32_(older + 4, kopt_as_u32_(rate));
+    kopt_store32_(older + 4, now);
 }
 
 /* Steps elements [begin, end); all of them, if StableAdamW has to measure the tensor. */
@@ -7578,7 +7578,7 @@ static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int 
     for (i = 0; i < t->n; i += n) {
         n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
         memcpy(x, (const kopt_byte_ *)(values + i), 4 * n); /* at any address */
-        for (k = 0; is_root && k < n; k++) x[k] = kopt_sqrt_(x[k]);
+        for (k = 0; is_root && k < n; k++) x[k] = kopt_as_f32_(kopt_as_u32_(kopt_sqrt_(x[k])) << 1 >> 1); /* -0: 0 */
         if (kopt_has_scales_(format))
             kopt_quantise_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, (const kopt_byte_ *)x, n, is_root,
                            NULL);

@@ -206,7 +206,7 @@ library_job() { # adds the job that builds the library for Python, in build/test
 
 prove_all() {
     if with "prove, which counts the results" prove; then
-        prove -j2 --timer build/tests/*.t
+        prove -j2 --timer --failures build/tests/*.t
     else
         for t in build/tests/*.t; do "$t" || { echo "FAILED: $t" >&2; exit 1; }; done
     fi

@@ -7,7 +7,7 @@ report() { # report STATUS DESCRIPTION: a failure is followed by what was said, 
     if [ "$1" = 0 ]; then echo "ok $count - $2"; return; fi
     failed=$((failed + 1))
     echo "not ok $count - $2"
-    cat ${said:-"$out/log"} | grep -v '^ok' | head -n 40 | sed 's/^/# /'
+    cat ${said:-"$out/log"} | grep -v '^ok' | head -n 40 | sed 's/^/# /' >&2 # where prove shows it, too
 }
 skip() { # skip DESCRIPTION REASON: a test that this machine cannot run
     count=$((count + 1))

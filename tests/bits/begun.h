@@ -4,7 +4,7 @@
 #define BEGUN_H
 
 typedef struct step_scalars {
-    uint32_t made;
+    uint64_t made;
     kopt_rule rule;
     kopt_format first_moment_format, second_moment_format;
     kopt_rounding rounding, moment_rounding, residual_rounding;

@@ -408,6 +408,7 @@ static void change_step(void) {
                              &s->gain3,      &s->third_scale, &s->slow_scale,   &s->undecayed_rate};
     uint32_t k = below(32);
     step_is_pure = 0;
+    if (s->rule == KOPT_RULE_EMA && (k == 1 || k == 2 || k == 18)) k = 8; /* averages have none of these */
     if (k >= 24 && k < 27) k -= 13, *number[k] = ref_float(word()), k = 99;
     if (k == 31) *number[14] = ref_float(word());
     if (k == 12) *number[15] = ref_float(word() & 0xffff0000u);
@@ -419,7 +420,7 @@ static void change_step(void) {
     if (k == 17) s->nesterov = any_enum();
     if (k == 18) s->zero_grad = any_enum();
     if (k == 19) s->made = below(2) ? 0 : s->made + 1; /* of the next version */
-    if (k == 20) s->made ^= word();
+    if (k == 20) s->made ^= (uint64_t)word() << (below(2) ? 32 : 0);
     if (k == 21) s->seed = word();
     memcpy(&w.step, s, sizeof *s);
     if (k == 22) memset(&w.step, (int)byte(), sizeof w.step);
@@ -668,7 +669,9 @@ static kopt_optimizer formats_of(const kopt_step *step) {
 }
 
 /* Has this version begun the step? */
-static int step_good(const kopt_step *step) { return begun_of(step).made == 0x53540000u + KOPT_VERSION; }
+static int step_good(const kopt_step *step) {
+    return begun_of(step).made == ((uint64_t)0x53544550 << 32) + KOPT_VERSION;
+}
 
 /* Does StableAdamW have to measure the whole tensor before it steps it? */
 static int must_measure(const kopt_step *step, const kopt_tensor *t) {
@@ -1137,8 +1140,7 @@ static void call_init(void) {
         const kopt_tensor *t = &w.list[i];
         span s[SPANS];
         int k;
-        spans(&w.opt, t, s);
-        if (t->n == 0) continue;
+        spans(&w.opt, t, s); /* one without elements has counts */
         for (k = 0; k < SPANS; ++k)
             if (k != GRAD_SPAN && share(from, size, s[k].p, s[k].size) &&
                 !(k == COPY_SPAN && count == 1 && from == t->copy && t->copy_format == KOPT_F32))

@@ -161,7 +161,8 @@ BY_HAND = [
     ("kopt_check_arrays_", "l->residual_bytes != 0 && a->residual == NULL", "0"),
     ("kopt_check_arrays_", "a->rates == NULL", "0"),
     # FEEDBACK
-    ("kopt_guard_", "kopt_as_u32_(rate) > last", "0"),
+    ("kopt_guard_", "kopt_as_u32_(rate) << 1 >> 1", "kopt_as_u32_(rate)"),
+    ("kopt_guard_", "now > last", "0"),
     ("kopt_guard_", "b < s->step && (b > a || a >= s->step)", "b > a"),
     ("kopt_guard_", "(b > a || a >= s->step)", "(b > a)"),
     ("kopt_guard_", "(second ? b : a) - 1 < s->step - 1", "(second ? b : a) < s->step"),
@@ -170,7 +171,7 @@ BY_HAND = [
     ("kopt_guard_", "s->unrectified", "0"),
     ("kopt_guard_", "!first", "0"),
     ("kopt_run_", "begin == 0", "1"),
-    ("kopt_guard_", "kopt_as_u32_(rate) == 0", "0"),
+    ("kopt_guard_", "now == 0", "0"),
     ("kopt_compute_scalars_", "sgd && opt->nesterov", "0"),
     ("kopt_compute_scalars_", "kopt_one_minus_(opt->momentum)", "s->gain1"),
     ("K_(pay_back)", "sub_(sub_(w, error), u)", "sub_(y, error)"),

@@ -612,7 +612,8 @@ static inline float ref_read_weight(const kopt_optimizer *o, kopt_format f, cons
 /* Moment k of 16 or 32 bits. */
 static inline uint32_t ref_write_moment(const kopt_optimizer *o, int k, float x) {
     uint32_t u = ref_narrow_canonical(ref_format(o, k), ref_rooted(o, k) ? ref_sqrt(x) : x);
-    return ref_rooted(o, k) && u == 0 && ref_bits(x) != 0 ? 1 : u;
+    if (!ref_rooted(o, k)) return u;
+    return ref_bits(x) << 1 == 0 ? 0 : u == 0 ? 1 : u; /* a root has no sign, and only that of 0 is 0 */
 }
 
 static inline float ref_read_moment(const kopt_optimizer *o, int k, uint32_t word) {

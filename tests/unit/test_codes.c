@@ -343,6 +343,11 @@ static void check_ends(void) {
         bad += (double)out[1] != 1.25 * 1.25 * ldexp(1, -40) || ref_bits(out[2]) != 0;
     }
     ok(!bad, "a mean square above 0 is never 0: %d are", bad);
+    bad = !fresh(&o, &t, B, SQUARE);
+    in[0] = 1, in[1] = ref_float(0x80000000);
+    bad += kopt_state_write(&o, &t, KOPT_SLOT_SECOND_MOMENT, in) != KOPT_OK || code[1] != 0;
+    bad += kopt_state_read(&o, &t, KOPT_SLOT_SECOND_MOMENT, out) != KOPT_OK || ref_bits(out[1]) != 0;
+    ok(!bad, "... and that of -0 is 0");
     memset(in, 0, sizeof in);
     in[0] = 1, in[1] = ref_float(0x80000000), in[2] = -ref_float(0x33800000), in[3] = ref_float(0x33800000);
     in[4] = ref_float(0x80000001), in[5] = ref_float(0x00000001); /* scale 1: below 2^-22 is 0 */

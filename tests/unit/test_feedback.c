@@ -450,6 +450,21 @@ static void check_places(void) {
     ok(!bad, "each step writes its number and rate beside those of the step before; one without a rate writes nothing");
 }
 
+/* A learning rate of -0 is one of 0: from the first step on, and after another one. */
+static void check_minus_zero(void) {
+    static const double rate[] = {0, 1e-3, 0, 2e-3};
+    static model m[2];
+    float weights[2 * LONG];
+    int k, i, bad = 0;
+    fill(weights, 2 * LONG, -1, 1);
+    for (i = 0; i < 2; ++i) make_model(&m[i], kopt_sgd(1e-3, 0.9), EIGHT, 0, weights);
+    for (k = 0; k < 4; ++k) {
+        for (i = 0; i < 2; ++i) model_step(&m[i], i && !(rate[k] > 0) ? -0.0 : rate[k], 2);
+        bad += models_differ(&m[0], &m[1]);
+    }
+    ok(!bad, "a learning rate of -0 is one of 0");
+}
+
 /* The places have steps 2 and 4, and step 2 is made again: as if they were empty. */
 static void check_step_back(void) {
     static const double rate[] = {1e-3, 2e-3, 0, 5e-4};
@@ -677,6 +692,7 @@ int main(int count, char **arguments) {
     check_rise(quick);
     check_parts();
     check_places();
+    check_minus_zero();
     check_step_back();
     if (!quick) check_training(LINEAR, &adam, 6, 12000, linear, 15e-4);
     check_training(RESTARTS, &adam, quick ? 1 : 2, 8000, restarts, 8e-4);

@@ -52,9 +52,10 @@ static void refuses(kopt_result got, kopt_result want, const char *what) {
 
 /* ---- structs that are zero --------------------------------------------------------------------------------------- */
 
-/* Changes bits of the first word of a step, which says what began it. */
-static void flip(kopt_step *step, uint32_t bits) {
-    uint32_t word;
+/* Changes bits of the first 8 bytes of a step, which say what began it: 32 bits that are the same in all versions, and
+   below them the version. */
+static void flip(kopt_step *step, uint64_t bits) {
+    uint64_t word;
     memcpy(&word, step, sizeof word);
     word ^= bits;
     memcpy(step, &word, sizeof word);
@@ -138,9 +139,9 @@ static void check_zero_structs(void) {
     kopt_state_init(&opt, &t, 1, initial());
     ok(kopt_step_begin(&began, &opt) == KOPT_OK, "StableAdamW begins");
     photograph();
-    flip(&began, 0x00010000);
+    flip(&began, (uint64_t)1 << 32);
     refuses(kopt_step_run(&began, &t, 1), KOPT_ERROR_STEP, "a step of whatever was in memory");
-    flip(&began, 0x00010001);
+    flip(&began, (uint64_t)1 << 32 | 1);
     refuses(kopt_step_run(&began, &t, 1), KOPT_ERROR_VERSION, "a step that another version began");
     refuses(kopt_step_range(&began, &t, 1, 0, N), KOPT_ERROR_VERSION, "... or all of its elements");
     refuses(kopt_norm_add_stable(&norm, &began, &t, 0, N), KOPT_ERROR_VERSION, "... or what StableAdamW measures");

@@ -201,6 +201,10 @@ static void check_begun(void) {
            SAME(third_scale) && SAME(rate) && SAME(undecayed_rate) && SAME(root_scale) && SAME(eps) && SAME(step) &&
            SAME(seed) && SAME(sharpness) && SAME(slow_scale),
        "begun.h has the fields of kopt_begun_");
+    ok(offsetof(kopt_begun_, rule) == 8 && offsetof(kopt_begun_, seed) % 8 == 0 &&
+           offsetof(kopt_begun_, seed) == offsetof(kopt_begun_, feedback) + 4 &&
+           sizeof(kopt_begun_) == offsetof(kopt_begun_, slow_scale) + 4,
+       "... which are without padding: the same places with any flag and on any machine");
 }
 
 int main(int argc, char **argv) {
