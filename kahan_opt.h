@@ -551,8 +551,10 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #endif
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__)
 #define KOPT_OPAQUE_FLOAT_(x) ((void)0)
+#define KOPT_OPAQUE_FLOATS_(x, y) ((void)0)
 #else
 #define KOPT_OPAQUE_FLOAT_(x) __asm__("" : "+" KOPT_REGISTER_(x))
+#define KOPT_OPAQUE_FLOATS_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
 #endif
 
 /* Functions of one operation. On a GPU it is an instruction in PTX, which no flag of nvcc changes. */
@@ -591,8 +593,7 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(a) : "t"(a), "t"(b));
 #else
-    KOPT_OPAQUE_FLOAT_(a);
-    KOPT_OPAQUE_FLOAT_(b); /* or -freciprocal-math multiplies by 1 / b, computed once for a whole loop */
+    KOPT_OPAQUE_FLOATS_(a, b); /* or -freciprocal-math multiplies by 1 / b, computed once for a loop, or for two a */
     a = a / b;
     KOPT_OPAQUE_FLOAT_(a);
 #endif
@@ -6016,8 +6017,7 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
                          const constants_ *c) {
     vf32_ x0 = K_(load_f32)(x), x1 = K_(load_f32)(x + LANES_);
     vu32_ a, b, places;
-    if (square) x0 = mul_(x0, inverse);
-    if (square) x1 = mul_(x1, inverse);
+    if (square) x0 = mul_(x0, inverse), x1 = mul_(x1, inverse);
     a = K_(place_q8)(x0, square, power, K_(random_half)(number, 0, 0, c));
     b = K_(place_q8)(x1, square, power, K_(random_half)(number, 1, 0, c));
     places = K_(pack_high16)(a, b);
