@@ -551,10 +551,8 @@ KOPT_API_ uint32_t kopt_random(kopt_random_key key, uint32_t stream, uint64_t i)
 #endif
 #if !defined(KOPT_GNU_) || defined(__CUDA_ARCH__)
 #define KOPT_OPAQUE_FLOAT_(x) ((void)0)
-#define KOPT_OPAQUE_FLOATS_(x, y) ((void)0)
 #else
 #define KOPT_OPAQUE_FLOAT_(x) __asm__("" : "+" KOPT_REGISTER_(x))
-#define KOPT_OPAQUE_FLOATS_(x, y) __asm__("" : "+" KOPT_REGISTER_(x), "+" KOPT_REGISTER_(y))
 #endif
 
 /* Functions of one operation. On a GPU it is an instruction in PTX, which no flag of nvcc changes. */
@@ -593,7 +591,9 @@ KOPT_INLINE_ float kopt_div_(float a, float b) {
 #elif defined(KOPT_GNU_) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
     __asm__("vdiv.f32 %0, %1, %2" : "=t"(a) : "t"(a), "t"(b));
 #else
-    KOPT_OPAQUE_FLOATS_(a, b); /* or -freciprocal-math multiplies by 1 / b, computed once for a loop, or for two a */
+#ifdef KOPT_GNU_ /* or -freciprocal-math multiplies by 1 / b, computed once for a loop, or for two a */
+    __asm__("" : "+" KOPT_REGISTER_(a), "+" KOPT_REGISTER_(b));
+#endif
     a = a / b;
     KOPT_OPAQUE_FLOAT_(a);
 #endif
@@ -3384,8 +3384,7 @@ static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uin
 
 /* KOPT_FEEDBACK (section 3a): a debt in the first moment is in units of the rate at which it was made. Where the rate
    rises, the first moment is cut, or it would be paid many times over. The state has two places for a step and its
-   rate: ranges of a step, in any order, read what earlier steps wrote, and that of element 0, the first one, writes the
-   older one. */
+   rate: ranges of a step, in any order, read what earlier steps wrote, and that of element 0 writes the older one. */
 static KOPT_HOST_DEVICE_ void kopt_guard_(const kopt_begun_ *s, kopt_byte_ *rates, float rate, int first, float *beta1,
                                           float *feedback) {
     const uint32_t a = kopt_load32_(rates), b = kopt_load32_(rates + 8), now = kopt_as_u32_(rate) << 1 >> 1; /* -0: 0 */
@@ -6017,7 +6016,8 @@ FN_ void K_(encode_pair)(kopt_byte_ *code, const float *x, vf32_ inverse, int sq
                          const constants_ *c) {
     vf32_ x0 = K_(load_f32)(x), x1 = K_(load_f32)(x + LANES_);
     vu32_ a, b, places;
-    if (square) x0 = mul_(x0, inverse), x1 = mul_(x1, inverse);
+    if (square) x0 = mul_(x0, inverse);
+    if (square) x1 = mul_(x1, inverse);
     a = K_(place_q8)(x0, square, power, K_(random_half)(number, 0, 0, c));
     b = K_(place_q8)(x1, square, power, K_(random_half)(number, 1, 0, c));
     places = K_(pack_high16)(a, b);
