@@ -3387,10 +3387,10 @@ static KOPT_HOST_DEVICE_ float kopt_stable_from_norm_(const kopt_norm *norm, uin
    rate: ranges of a step, in any order, read what earlier steps wrote, and that of element 0 writes the older one. */
 static KOPT_HOST_DEVICE_ void kopt_guard_(const kopt_begun_ *s, kopt_byte_ *rates, float rate, int first, float *beta1,
                                           float *feedback) {
-    const uint32_t a = kopt_load32_(rates), b = kopt_load32_(rates + 8), now = kopt_as_u32_(rate) << 1 >> 1; /* -0: 0 */
+    const uint32_t a = kopt_load32_(rates), b = kopt_load32_(rates + 8), now = kopt_as_u32_(rate) & 0x7FFFFFFFu;
     const int second = b < s->step && (b > a || a >= s->step);
     kopt_byte_ *const newer = second ? rates + 8 : rates, *const older = second ? rates : rates + 8;
-    const uint32_t last = (second ? b : a) - 1 < s->step - 1 ? kopt_load32_(newer + 4) : 0; /* bits; no step is 0 */
+    const uint32_t last = (second ? b : a) - 1 < s->step - 1 ? kopt_load32_(newer + 4) : 0; /* as now; no step is 0 */
     const float share = kopt_div_(s->feedback, rate);
     *beta1 = now > last ? kopt_mul_(s->beta1, kopt_div_(kopt_as_f32_(last), rate)) : s->beta1;
     *feedback = s->moments_only || s->unrectified || !kopt_finite_(share) ? 0 : share; /* at rate 0 it is infinite */
@@ -7565,7 +7565,7 @@ static void kopt_write_weights_(const kopt_layout_ *l, const kopt_tensor *t, con
     kopt_leave_(&environment);
 }
 
-/* Sets a moment to the nearest values that its format has. */
+/* Sets a moment to the nearest values that its format has. That of a root has no sign: -0 becomes 0. */
 static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int m, const float *values) {
     const kopt_format format = kopt_format_in_layout_(l, m);
     const int is_root = kopt_holds_root_(format, l->rule, m);
@@ -7578,7 +7578,7 @@ static void kopt_write_moment_(const kopt_layout_ *l, const kopt_tensor *t, int 
     for (i = 0; i < t->n; i += n) {
         n = t->n - i < KOPT_BLOCK_ ? t->n - i : KOPT_BLOCK_;
         memcpy(x, (const kopt_byte_ *)(values + i), 4 * n); /* at any address */
-        for (k = 0; is_root && k < n; k++) x[k] = kopt_as_f32_(kopt_as_u32_(kopt_sqrt_(x[k])) << 1 >> 1); /* -0: 0 */
+        for (k = 0; is_root && k < n; k++) x[k] = kopt_as_f32_(kopt_as_u32_(kopt_sqrt_(x[k])) & 0x7FFFFFFFu);
         if (kopt_has_scales_(format))
             kopt_quantise_(a.moment[m] + i, kopt_scale_of_(&a, m) + i / KOPT_BLOCK_, (const kopt_byte_ *)x, n, is_root,
                            NULL);

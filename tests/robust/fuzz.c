@@ -156,7 +156,7 @@ static void fit_tensor(kopt_tensor *t) {
     int i;
     if (is_long(t->n)) return;
     t->weight = fit(t->weight, 4 * t->n), t->grad = fit(t->grad, 4 * t->n), t->copy = fit(t->copy, 4 * t->n);
-    for (i = 0; i < STATE_ARRAYS; ++i) *array_of(arrays, i) = fit(*array_of(arrays, i), 4 * t->n + 16);
+    for (i = 0; i < STATE_ARRAYS; ++i) *array_of(arrays, i) = fit(*array_of(arrays, i), 4 * t->n + 16); /* rates: 16 */
     if (t->state == NULL) return;
     room = (size_t)(w.memory + ROOM - (unsigned char *)t->state);
     if (t->state_size > room) t->state_size = room;
@@ -368,7 +368,7 @@ static void change_tensor(kopt_tensor *t) {
     }
     if (k == 14) t->rate_scale = below(2) ? any_double() : 0;
     if (k == 14) t->stable_scale = below(2) ? any_double() : 0;
-    if (t->rate_scale * t->stable_scale > 1e38) t->rate_scale = 1; /* an infinite product makes any garbage */
+    if (t->rate_scale * t->stable_scale > 1e38) t->rate_scale = 1; /* 0 times an infinite product is NaN */
     if (k == 15) t->counts = t->counts ? NULL : &w.counts[below(TENSORS)];
     if (k == 15 && below(4) == 3)
         t->counts = (kopt_counts *)(void *)(w.memory + below(ROOM / 8 - 3) * 8 + first_aligned());
@@ -392,7 +392,6 @@ static void change_tensor(kopt_tensor *t) {
         arrays->size = below(2) ? sizeof *arrays : below(200);
     else if (k == 23)
         arrays->rates = p;
-    fit_tensor(t);
 }
 
 static kopt_begun_ begun_of(const kopt_step *step) {
@@ -2494,7 +2493,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
             if (h != NULL && h + 64 <= w.memory + ROOM) h[below(64)] ^= (unsigned char)(1u << below(8));
         }
         if (change == 70) make_optimizer();
-        for (i = 0; i < TENSORS && (change < 20 || change == 70); ++i) fit_tensor(&w.t[i]); /* formats have changed */
+        for (i = 0; i < TENSORS; ++i) fit_tensor(&w.t[i]); /* in the formats of now */
         if (change == 71) make_tensor(&w.t[below(TENSORS)]);
         if (change == 72) fill_memory();
         if (change >= 73 && change < 80) make_sum();

@@ -161,7 +161,7 @@ BY_HAND = [
     ("kopt_check_arrays_", "l->residual_bytes != 0 && a->residual == NULL", "0"),
     ("kopt_check_arrays_", "a->rates == NULL", "0"),
     # FEEDBACK
-    ("kopt_guard_", "kopt_as_u32_(rate) << 1 >> 1", "kopt_as_u32_(rate)"),
+    ("kopt_guard_", "kopt_as_u32_(rate) & 0x7FFFFFFFu", "kopt_as_u32_(rate)"),
     ("kopt_guard_", "now > last", "0"),
     ("kopt_guard_", "b < s->step && (b > a || a >= s->step)", "b > a"),
     ("kopt_guard_", "(b > a || a >= s->step)", "(b > a)"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import header as k, peers
-from .calls import CALLS, Entry, GpuCall, Bucket, add_norms, increment_version, on_gpu, refuse_capture, taken
+from .calls import CALLS, Bucket, Entry, GpuCall, add_norms, increment_version, on_gpu, refuse_capture, taken
 from .options import (ASKED_FOR, FORMATS, NOT_IN_TORCH, RULES, TORCH, WAYS, defaults_of, described_options, layout_of,
                       moments_of, translated, validate)
 from .state import Host, begun, fitted, local, order
