@@ -2449,12 +2449,8 @@ typedef struct kopt_stages_ {
     const struct kopt_stages_ *other; /* for kinds that find() does not know */
 } kopt_stages_;
 
-/* The last elements of a job, fewer than a pair of vectors, in copies padded with zeros. */
-typedef struct kopt_tail_ {
-    kopt_job_ job; /* of the copies */
-    kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *end;
-    kopt_byte_ copies[KOPT_JOB_ARRAYS_][4 * KOPT_LARGEST_PAIR_];
-} kopt_tail_;
+/* A copy of the last elements of an array, fewer than a pair of vectors, padded with zeros. */
+typedef kopt_byte_ kopt_tail_[4 * KOPT_LARGEST_PAIR_];
 
 typedef size_t kopt_loop_(const kopt_job_ *j, size_t begin);
 static void kopt_loop_over_tail_(kopt_loop_ *loop, const kopt_job_ *j, size_t begin, size_t pair);
@@ -7217,49 +7213,49 @@ static KOPT_NOINLINE_ void kopt_step_tile_(const kopt_stages_ *stages, kopt_tile
     if (s->zero_grad) memset(j->grad, 0, j->end * kopt_bytes_of_(t->kind.grad));
 }
 
-/* Copies the elements of a job from `begin` on; and copies back those that the step wrote. */
-static KOPT_NOINLINE_ void kopt_open_tail_(kopt_tail_ *t, const kopt_job_ *whole, size_t begin) {
-    const kopt_kind_ kind = kopt_kind_of_(whole);
-    kopt_byte_(*copy)[4 * KOPT_LARGEST_PAIR_] = t->copies;
-    kopt_job_array_ *a;
-    t->job = *whole;
-    t->job.first += begin;
-    t->job.end -= begin;
-    t->end = kopt_list_job_arrays_(t->arrays, &t->job, &kind);
-    for (a = t->arrays; a != t->end; a++, copy++) {
+/* Puts copies of the n elements from `begin` on in place of the arrays of a job; and copies back those that the step
+   wrote, and takes the copies away. */
+static KOPT_NOINLINE_ void kopt_open_tail_(kopt_tail_ *copy, kopt_job_array_ *a, const kopt_job_array_ *end,
+                                           size_t begin, size_t n) {
+    for (; a != end; a++, copy++) {
         a->original = *a->at + begin * a->bytes;
-        kopt_copy_padded_(*copy, sizeof *copy, a->original, t->job.end * a->bytes);
+        kopt_copy_padded_(*copy, sizeof *copy, a->original, n * a->bytes);
         *a->at = *copy;
     }
 }
 
-static KOPT_NOINLINE_ void kopt_close_tail_(const kopt_tail_ *t, size_t n) {
-    const kopt_job_array_ *a;
-    for (a = t->arrays; a != t->end; a++)
+static KOPT_NOINLINE_ void kopt_close_tail_(const kopt_job_array_ *a, const kopt_job_array_ *end, size_t n) {
+    for (; a != end; a++) {
         if (a->written) memcpy(a->original, *a->at, n * a->bytes);
+        *a->at = a->original;
+    }
 }
 
 /* Steps the elements from `begin` on, fewer than a pair, by a specialized loop. */
-static KOPT_NOINLINE_ void kopt_loop_over_tail_(kopt_loop_ *loop, const kopt_job_ *j, size_t begin, size_t pair) {
-    kopt_tail_ tail;
-    kopt_open_tail_(&tail, j, begin);
-    tail.job.end = pair;
-    loop(&tail.job, 0);
-    kopt_close_tail_(&tail, j->end - begin);
+static KOPT_NOINLINE_ void kopt_loop_over_tail_(kopt_loop_ *loop, const kopt_job_ *whole, size_t begin, size_t pair) {
+    const kopt_kind_ kind = kopt_kind_of_(whole);
+    kopt_tail_ copies[KOPT_JOB_ARRAYS_];
+    kopt_job_array_ arrays[KOPT_JOB_ARRAYS_], *end;
+    kopt_job_ job = *whole;
+    end = kopt_list_job_arrays_(arrays, &job, &kind);
+    job.first += begin;
+    job.end = pair;
+    kopt_open_tail_(copies, arrays, end, begin, whole->end - begin);
+    loop(&job, 0);
+    kopt_close_tail_(arrays, end, whole->end - begin);
 }
 
 /* kopt_step_tile_() for fewer elements than a pair. Buffers of 8-bit moments have room for a pair from `at` on. */
 static KOPT_NOINLINE_ void kopt_step_tail_(const kopt_stages_ *stages, kopt_tile_ *t, size_t at) {
-    const kopt_job_ whole = t->job;
-    kopt_tail_ tail;
+    kopt_tail_ copies[KOPT_JOB_ARRAYS_];
     int m;
-    kopt_open_tail_(&tail, &whole, 0);
-    t->job = tail.job;
+    kopt_open_tail_(copies, t->arrays, t->arrays_end, 0, t->job.end);
     for (m = 0; m < t->kind.moment_count; m++)
         if (kopt_has_scales_(kopt_moment_format_(t->kind, m))) t->job.moment[m] += 4 * at;
     kopt_step_tile_(stages, t);
-    t->job = whole;
-    kopt_close_tail_(&tail, whole.end);
+    for (m = 0; m < t->kind.moment_count; m++)
+        if (kopt_has_scales_(kopt_moment_format_(t->kind, m))) t->job.moment[m] -= 4 * at;
+    kopt_close_tail_(t->arrays, t->arrays_end, t->job.end);
 }
 
 static void kopt_advance_tile_(kopt_tile_ *t, size_t n) {
